@@ -1,0 +1,52 @@
+"""Octavo: an LLM inference engine.
+
+`import octavo` is light: the public names below load on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from octavo.version import __version__
+
+if TYPE_CHECKING:
+    from octavo.contracts.messages import CompletionOutput, Logprob, RequestOutput
+    from octavo.contracts.pooling_params import PoolingParams
+    from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
+    from octavo.engine.llm_engine import LLMEngine
+    from octavo.entrypoints.llm import LLM
+
+_LAZY = {
+    "LLM": "octavo.entrypoints.llm",
+    "LLMEngine": "octavo.engine.llm_engine",
+    "SamplingParams": "octavo.contracts.sampling_params",
+    "RequestOutputKind": "octavo.contracts.sampling_params",
+    "PoolingParams": "octavo.contracts.pooling_params",
+    "RequestOutput": "octavo.contracts.messages",
+    "CompletionOutput": "octavo.contracts.messages",
+    "Logprob": "octavo.contracts.messages",
+}
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "LLMEngine",
+    "Logprob",
+    "PoolingParams",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

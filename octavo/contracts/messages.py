@@ -1,0 +1,192 @@
+"""What travels between the front end and the engine core, and what the user gets.
+
+    EngineRequest ──► EngineCore ──► EngineOutputs{EngineOutput…} ──► OutputProcessor ──► RequestOutput
+
+The first two cross a process boundary as msgpack (`contracts.codec`); `RequestOutput` does not.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from octavo.contracts.pooling_params import PoolingParams
+from octavo.contracts.sampling_params import SamplingParams
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended."""
+
+    STOP = 0  # end-of-sequence id, stop id or stop string
+    LENGTH = 1  # max_tokens or max_model_len
+    ABORT = 2  # the caller went away
+    ERROR = 3  # this request failed; the engine goes on
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class LogprobRows(msgspec.Struct, array_like=True, gc=False):
+    """Log probabilities of n tokens. Column 0 is the sampled (or given) token, then the top k.
+
+    Attributes:
+        token_ids: [n, 1 + k] int32.
+        logprobs: [n, 1 + k] float32, of the raw (unfiltered) distribution.
+        ranks: [n] int32, rank of the token in column 0, from 1.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    ranks: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+
+class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One sequence to generate. `n > 1` is n EngineRequests that name the same `fork_of`.
+
+    Attributes:
+        request_id: unique among the requests that the core holds; with n > 1 the front end
+            makes "0_<id>", "1_<id>" …
+        prompt_token_ids: at least one id.
+        sampling_params: with `seed` always set (drawn at admission if the user gave none).
+        eos_token_ids: the model's end ids; the core stops on them unless `ignore_eos`.
+        sample_index: which of n completions; part of the key of the random stream.
+        fork_of: request id of completion 0, whose prompt KV this one shares; None for itself.
+        priority: lower runs first (policy "priority").
+        cache_salt: requests share cached prefixes only within the same salt.
+        client_index: which front end gets the outputs.
+        lora_name: adapter; part of block hashes. Refused until there is LoRA.
+        extras: per-feature payloads, keyed by feature.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams | None = None
+    pooling_params: PoolingParams | None = None
+    eos_token_ids: list[int] = []
+    arrival_time: float = 0.0
+    sample_index: int = 0
+    fork_of: str | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    client_index: int = 0
+    lora_name: str | None = None
+    extras: dict[str, Any] = {}
+
+
+class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """What one step brought for one request.
+
+    Attributes:
+        stop_reason: the stop token id that ended it (the front end fills in stop strings).
+        num_cached_tokens: prompt tokens taken from the prefix cache; sent with the first output.
+        error: message for the user when finish_reason is ERROR.
+    """
+
+    request_id: str
+    new_token_ids: list[int] = []
+    logprobs: LogprobRows | None = None
+    prompt_logprobs: LogprobRows | None = None
+    pooling_output: np.ndarray | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+
+class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """A snapshot of the scheduler after a step; counters are totals since the start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0  # held by requests
+    num_cached_blocks: int = 0  # free, but keeping a hash
+    prefix_queries: int = 0  # prompt tokens looked up, once per request
+    prefix_hits: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    num_steps: int = 0
+    step_tokens: int = 0  # scheduled in the last step
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the blocks that requests hold, 0…1."""
+        return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
+
+
+class EngineOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """All that one step has for one client."""
+
+    engine_index: int = 0
+    outputs: list[EngineOutput] = []
+    stats: SchedulerStats | None = None
+    timestamp: float = 0.0
+
+
+# -------------------------------------------------------------------- what the user gets
+
+
+@dataclass(slots=True)
+class Logprob:
+    """Log probability of one token at one position.
+
+    Attributes:
+        logprob: natural log, of the raw distribution.
+        rank: from 1; None where it was not asked for.
+        decoded_token: its text; None without detokenizing.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the n completions of a request (all of it, or the new part of it: `output_kind`).
+
+    Attributes:
+        logprobs: per token {token id: Logprob}, the sampled one first; None if not asked for.
+        cumulative_logprob: sum over the sampled tokens so far; None if not asked for.
+        finish_reason: "stop", "length", "abort", "error", or None while it runs.
+        stop_reason: the stop string or stop token id that ended it; None for EOS and length.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The answer to one request, with its n completions in order of index.
+
+    Attributes:
+        prompt: the text, where the prompt was given as text.
+        num_cached_tokens: prompt tokens that came from the prefix cache (completion 0).
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

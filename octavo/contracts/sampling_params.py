@@ -1,0 +1,254 @@
+"""How the tokens of one request are chosen. Names and rules are vLLM's.
+
+`SamplingParams` is what a user writes, what travels to the engine core and what the worker's
+sampler reads. It is checked when it is made: a wrong value raises `RequestError`, and a field
+whose stage does not exist yet is refused by name, never ignored.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from octavo.errors import RequestError
+
+MAX_N = 128
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_LENGTH = 4096
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGPROBS = 1024
+SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
+
+# Fields that exist in vLLM and whose stage Octavo does not have yet, with their neutral values.
+_NOT_YET: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+    "prompt_logprobs": (None,),
+    "logprob_token_ids": (None,),
+    "structured_outputs": (None,),
+    "logit_bias": (None,),
+    "allowed_token_ids": (None,),
+    "bad_words": (None, []),
+    "thinking_token_budget": (None,),
+    "repetition_detection": (None,),
+    "extra_args": (None,),
+}
+
+
+class RequestOutputKind(enum.IntEnum):
+    """What each `RequestOutput` carries: all so far, only what is new, or only the last one."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Sampling parameters of one request.
+
+    Attributes:
+        n: how many completions, 1…128. Each has its own random stream; the first is what n=1 gives.
+        temperature: 0…2; 0 is greedy (ties go to the lowest id).
+        top_p: nucleus, in (0, 1].
+        top_k: keep the k most likely; 0 or -1 is off. More than the vocabulary is all of it.
+        min_p: drop tokens below min_p × the most likely one's probability, in [0, 1].
+        seed: 64-bit; None (or -1) lets the engine draw one at admission.
+        stop: strings that end the text; needs `detokenize`. None, a string or a list.
+        stop_token_ids: ids that end the text.
+        ignore_eos: go on after the model's end-of-sequence ids.
+        max_tokens: most new tokens; None is as many as fit the model length.
+        min_tokens: no end before so many tokens (end ids are masked until then).
+        logprobs: None, or how many alternatives per token beside the sampled one; -1 is all.
+        detokenize: False returns ids only.
+        skip_special_tokens: leave special tokens out of the text.
+        spaces_between_special_tokens: accepted as True only (kept for vLLM's callers).
+        include_stop_str_in_output: keep the stop string (or stop token's text) at the end.
+        output_kind: see `RequestOutputKind`.
+
+    The remaining fields are vLLM's and refused unless neutral (see the README's table).
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    structured_outputs: Any = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: Any = None
+    extra_args: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, neutral in _NOT_YET.items():
+            value = getattr(self, name)
+            if not any(type(value) is type(x) and value == x for x in neutral) and not (
+                isinstance(value, (int, float)) and value in neutral
+            ):
+                raise RequestError(
+                    f"{name}={_short(value)} is not supported yet; leave it out", param=name
+                )
+        self._normalise()
+        self._check()
+
+    # ---------------------------------------------------------------- reading
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list (after checking it always is one)."""
+        assert self.stop is None or isinstance(self.stop, list)
+        return self.stop or []
+
+    # ---------------------------------------------------------------- checking
+
+    def _normalise(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        elif isinstance(self.stop, tuple):
+            self.stop = list(self.stop)
+        if isinstance(self.stop_token_ids, (tuple, set, frozenset)):
+            self.stop_token_ids = list(self.stop_token_ids)
+        for name in ("temperature", "top_p", "min_p"):
+            if type(getattr(self, name)) is int:
+                setattr(self, name, float(getattr(self, name)))
+        if self.seed == -1:
+            self.seed = None
+        if self.top_k == -1:
+            self.top_k = 0
+
+    def _check(self) -> None:
+        _check_int("n", self.n, 1, MAX_N)
+        _check_float("temperature", self.temperature, 0.0, 2.0)
+        _check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_int("top_k", self.top_k, 0, 2**31 - 1, note="0 or -1 turns it off")
+        if self.seed is not None:
+            _check_int("seed", self.seed, SEED_MIN, SEED_MAX)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}",
+                param="min_tokens",
+            )
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, -1, MAX_LOGPROBS, note="-1 is all")
+        for name in (
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "include_stop_str_in_output",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(
+                    f"{name}={_short(getattr(self, name))} must be true or false", param=name
+                )
+        if self.spaces_between_special_tokens is not True:
+            raise RequestError(
+                "spaces_between_special_tokens=False is not supported; leave it out",
+                param="spaces_between_special_tokens",
+            )
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise RequestError(
+                f"output_kind={_short(self.output_kind)} must be a RequestOutputKind",
+                param="output_kind",
+            )
+        self._check_stop()
+
+    def _check_stop(self) -> None:
+        stop = self.stop
+        if stop is not None:
+            if not isinstance(stop, list) or not all(isinstance(s, str) for s in stop):
+                raise RequestError(
+                    f"stop={_short(stop)} must be a string or a list of strings", param="stop"
+                )
+            if len(stop) > MAX_STOP_STRINGS:
+                raise RequestError(
+                    f"stop has {len(stop)} strings; at most {MAX_STOP_STRINGS}", param="stop"
+                )
+            if any(not s for s in stop):
+                raise RequestError("stop holds an empty string; leave it out", param="stop")
+            if any(len(s) > MAX_STOP_STRING_LENGTH for s in stop):
+                raise RequestError(
+                    f"a stop string is longer than {MAX_STOP_STRING_LENGTH} characters",
+                    param="stop",
+                )
+            if stop and not self.detokenize:
+                raise RequestError("stop strings need detokenize=True", param="stop")
+        ids = self.stop_token_ids
+        if ids is not None:
+            if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+                raise RequestError(
+                    f"stop_token_ids={_short(ids)} must be a list of token ids",
+                    param="stop_token_ids",
+                )
+            if len(ids) > MAX_STOP_TOKEN_IDS:
+                raise RequestError(
+                    f"stop_token_ids has {len(ids)} ids; at most {MAX_STOP_TOKEN_IDS}",
+                    param="stop_token_ids",
+                )
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Check the ids in this struct against a model. Raises RequestError."""
+        for i in self.stop_token_ids or ():
+            if not 0 <= i < vocab_size:
+                raise RequestError(
+                    f"stop_token_ids holds {i}; the model's ids are 0…{vocab_size - 1}",
+                    param="stop_token_ids",
+                )
+        if self.logprobs is not None and self.logprobs > vocab_size:
+            raise RequestError(
+                f"logprobs={self.logprobs} is more than the vocabulary of {vocab_size}; use -1",
+                param="logprobs",
+            )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def _check_int(name: str, value: object, low: int, high: int, note: str = "") -> None:
+    if type(value) is not int:
+        raise RequestError(f"{name}={_short(value)} must be an integer", param=name)
+    if not low <= value <= high:
+        tail = f" ({note})" if note else ""
+        raise RequestError(f"{name}={value} must be in {low}…{high}{tail}", param=name)
+
+
+def _check_float(
+    name: str, value: object, low: float, high: float, *, low_open: bool = False
+) -> None:
+    if type(value) is not float:
+        raise RequestError(f"{name}={_short(value)} must be a number", param=name)
+    inside = (value > low if low_open else value >= low) and value <= high  # False for NaN
+    if not inside:
+        bracket = "(" if low_open else "["
+        raise RequestError(f"{name}={value} must be in {bracket}{low:g}, {high:g}]", param=name)

@@ -1,0 +1,127 @@
+"""The step contract: all that scheduler and workers say to each other.
+
+The scheduler sends a request whole once (`NewRequestData`), then only diffs: new block ids and
+counts (`CachedRequestData`, column-wise). A preempted request is dropped by the worker and comes
+back whole. The worker keeps each request's tokens, the last sampled one included, so that the
+next step can be scheduled before the scheduler knows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from octavo.contracts.kv_spec import BlockCopy
+from octavo.contracts.messages import LogprobRows
+from octavo.contracts.pooling_params import PoolingParams
+from octavo.contracts.sampling_params import SamplingParams
+
+BlockIds = tuple[list[int], ...]
+"""Block ids per KV group, in order of position."""
+
+
+@dataclass(slots=True, kw_only=True)
+class NewRequestData:
+    """A request as the worker first (or again, after a preemption) meets it.
+
+    Attributes:
+        token_ids: prompt, then the output tokens known so far (after a preemption).
+        num_prompt_tokens: how many of them are prompt.
+        block_ids: per KV group, all blocks it has.
+        num_computed_tokens: tokens whose KV is already in those blocks.
+        stop_ids: ids to mask while fewer than `min_tokens` are out.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    block_ids: BlockIds
+    num_computed_tokens: int
+    sampling_params: SamplingParams | None = None
+    pooling_params: PoolingParams | None = None
+    sample_index: int = 0
+    stop_ids: list[int] = field(default_factory=list)
+    lora_name: str | None = None
+    extras: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class CachedRequestData:
+    """Diffs of requests the worker knows; the columns run in parallel.
+
+    Attributes:
+        new_block_ids: per request, per KV group, ids appended to its table; None for none.
+        num_computed_tokens: as of the start of this step.
+    """
+
+    request_ids: list[str] = field(default_factory=list)
+    new_block_ids: list[BlockIds | None] = field(default_factory=list)
+    num_computed_tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulerOutput:
+    """One step.
+
+    Attributes:
+        step_id: counts from 0.
+        num_scheduled_tokens: request id → tokens to compute now (drafts included); its order is
+            the batch's order.
+        scheduled_drafts: request id → draft token ids at the end of its scheduled tokens.
+        samples: ids of the requests whose last scheduled token is their last known one: they get
+            a token sampled in this step.
+        finished_request_ids: ended since the last step; each id is sent once.
+        preempted_request_ids: to be dropped; they come back as new.
+        block_copies: done before the forward, in order.
+        blocks_to_clear: pages to zero before the forward (groups whose kernels need it).
+        grammar_request_ids: requests whose sampling needs a token mask.
+        extras: per-feature step data, keyed by feature.
+    """
+
+    step_id: int
+    new_requests: list[NewRequestData] = field(default_factory=list)
+    cached_requests: CachedRequestData = field(default_factory=CachedRequestData)
+    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
+    total_num_scheduled_tokens: int = 0
+    scheduled_drafts: dict[str, list[int]] = field(default_factory=dict)
+    scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
+    samples: list[str] = field(default_factory=list)
+    finished_request_ids: list[str] = field(default_factory=list)
+    preempted_request_ids: list[str] = field(default_factory=list)
+    block_copies: list[BlockCopy] = field(default_factory=list)
+    blocks_to_clear: list[int] = field(default_factory=list)
+    grammar_request_ids: list[str] = field(default_factory=list)
+    extras: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class GrammarOutput:
+    """Token masks for sampling. `bitmask` [len(request_ids), ceil(vocab / 32)] int32, 1 = allowed."""
+
+    request_ids: list[str]
+    bitmask: np.ndarray
+
+
+@dataclass(slots=True, kw_only=True)
+class RunnerOutput:
+    """What a step brought; the lists run in parallel, one entry per scheduled request.
+
+    Attributes:
+        sampled_token_ids: ragged; empty where nothing was to be sampled.
+        logprobs: request id → rows for its sampled tokens.
+        prompt_logprobs: request id → rows for the prompt tokens computed in this step.
+        pooler_outputs: request id → vector.
+        errors: request id → why this request alone failed.
+        extras: per-feature results, keyed by feature.
+    """
+
+    step_id: int
+    request_ids: list[str] = field(default_factory=list)
+    sampled_token_ids: list[list[int]] = field(default_factory=list)
+    logprobs: dict[str, LogprobRows] = field(default_factory=dict)
+    prompt_logprobs: dict[str, LogprobRows] = field(default_factory=dict)
+    pooler_outputs: dict[str, np.ndarray] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    extras: dict[str, Any] = field(default_factory=dict)

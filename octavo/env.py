@@ -1,0 +1,26 @@
+"""The few environment variables. Everything else is configuration (`octavo.config`).
+
+    OCTAVO_HOME        cache folder of models and state (default: XDG cache home / octavo)
+    OCTAVO_CPU_ISA     caps the CPU kernel tier: scalar, avx2, avx512, avx512_vnni, avx512_bf16
+    OCTAVO_LOG_LEVEL   level of the log on stderr (default WARNING)
+
+Honoured as huggingface-hub does: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def octavo_home() -> Path:
+    """Folder of downloaded models and state. Not created here."""
+    if home := os.environ.get("OCTAVO_HOME"):
+        return Path(home).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "octavo"
+
+
+def cpu_isa_cap() -> str | None:
+    """The tier that OCTAVO_CPU_ISA allows at most, or None."""
+    return os.environ.get("OCTAVO_CPU_ISA") or None

@@ -1,0 +1,76 @@
+"""Every error that Octavo raises on purpose.
+
+    OctavoError
+    ├── ConfigError            the engine cannot be built as asked (also a ValueError)
+    │   └── MemoryPlanError    what was asked for does not fit into memory
+    ├── ModelError             a model's files cannot be used
+    │   ├── DownloadError          it could not be fetched
+    │   ├── UnsupportedModelError  architecture, rope type, activation, tensor type … unknown
+    │   ├── WeightsError           a tensor is missing, left over, misshapen or unreadable
+    │   └── TokenizerError         no usable tokenizer, or a broken one
+    ├── RequestError           one request is wrong; the engine goes on (also a ValueError)
+    │   ├── PromptTooLongError     prompt (plus max_tokens) does not fit max_model_len
+    │   └── ChatTemplateError      the chat template refused, failed, or ran too long
+    ├── EngineDeadError        the engine core is gone; nothing more can be asked of it
+    └── KernelError            a native kernel refused its arguments: our own bug
+
+A message gives the value, the rule and the remedy. User input never meets an `assert`.
+"""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """Root of the tree: catch this to catch all that Octavo raises on purpose."""
+
+
+class ConfigError(OctavoError, ValueError):
+    """The engine cannot be built as asked."""
+
+
+class MemoryPlanError(ConfigError):
+    """What was asked for does not fit into memory; the message says what would."""
+
+
+class ModelError(OctavoError):
+    """A model's files cannot be used."""
+
+
+class DownloadError(ModelError):
+    """A model could not be fetched."""
+
+
+class UnsupportedModelError(ModelError):
+    """The model needs something unknown to Octavo; the message lists what is supported."""
+
+
+class WeightsError(ModelError):
+    """A tensor is missing, left over, misshapen or unreadable; the message names it."""
+
+
+class TokenizerError(ModelError):
+    """No usable tokenizer in the model's files, or a broken one."""
+
+
+class RequestError(OctavoError, ValueError):
+    """One request is wrong. `param` names the field at fault, where one is."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLongError(RequestError):
+    """The prompt (plus the tokens asked for) does not fit into `max_model_len`."""
+
+
+class ChatTemplateError(RequestError):
+    """The chat template refused the messages, failed, or exceeded its limits."""
+
+
+class EngineDeadError(OctavoError):
+    """The engine core is gone."""
+
+
+class KernelError(OctavoError):
+    """A native kernel refused its arguments: a bug in Octavo, never in a request."""

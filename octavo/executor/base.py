@@ -1,0 +1,56 @@
+"""Executor: where the workers run. The engine core knows only this."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from octavo.config.engine import EngineConfig
+from octavo.contracts.kv_spec import KVCacheConfig, MemoryPlan
+from octavo.contracts.step import GrammarOutput, RunnerOutput, SchedulerOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorInfo:
+    """What the core needs to know of the loaded model.
+
+    `config` is resolved: `max_model_len` is set, and lowered where memory asks for it.
+    """
+
+    config: EngineConfig
+    kv_cache_config: KVCacheConfig
+    memory_plan: MemoryPlan
+    vocab_size: int
+
+
+class Executor(ABC):
+    """Two calls per step, because a grammar mask for token i+1 needs token i.
+
+    `execute_model` may return before the forward is done; steps run in the order submitted, and up
+    to `pipeline_depth` of them may be in flight.
+    """
+
+    @abstractmethod
+    def start(self) -> ExecutorInfo:
+        """Load the model, plan memory, allocate the KV cache, capture graphs.
+
+        Raises:
+            ConfigError, MemoryPlanError, ModelError: it cannot be done; the message says why.
+        """
+
+    @abstractmethod
+    def execute_model(self, step: SchedulerOutput) -> None:
+        """Submit a step's forward."""
+
+    @abstractmethod
+    def sample_tokens(self, grammar: GrammarOutput | None) -> Future[RunnerOutput]:
+        """Submit the sampling of the step last given to `execute_model`."""
+
+    @abstractmethod
+    def check_health(self) -> None:
+        """Raise EngineDeadError if a worker is gone."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Stop the workers. May be called twice."""
