@@ -1,6 +1,6 @@
 """What travels between the front end and the engine core, and what the user gets.
 
-    EngineRequest ──► EngineCore ──► EngineOutputs{EngineOutput…} ──► OutputProcessor ──► RequestOutput
+    EngineRequest ─► EngineCore ─► EngineOutputs{EngineOutput…} ─► OutputProcessor ─► RequestOutput
 
 The first two cross a process boundary as msgpack (`contracts.codec`); `RequestOutput` does not.
 """
@@ -86,6 +86,8 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     Attributes:
         stop_reason: the stop token id that ended it (the front end fills in stop strings).
         num_cached_tokens: prompt tokens taken from the prefix cache; sent with the first output.
+        queue_time: seconds from `arrival_time` until it was first scheduled; sent with the first
+            output. None where nobody measured it.
         error: message for the user when finish_reason is ERROR.
     """
 
@@ -97,6 +99,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    queue_time: float | None = None
     error: str | None = None
 
 
