@@ -3,6 +3,7 @@
     OCTAVO_HOME        cache folder of models and state (default: XDG cache home / octavo)
     OCTAVO_CPU_ISA     caps the CPU kernel tier: scalar, avx2, avx512, avx512_vnni, avx512_bf16
     OCTAVO_LOG_LEVEL   level of the log on stderr (default WARNING)
+    OCTAVO_CHECK       1: check the scheduler's invariants after every step (the tests do)
 
 Honoured as huggingface-hub does: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN.
 """
@@ -24,3 +25,8 @@ def octavo_home() -> Path:
 def cpu_isa_cap() -> str | None:
     """The tier that OCTAVO_CPU_ISA allows at most, or None."""
     return os.environ.get("OCTAVO_CPU_ISA") or None
+
+
+def check_integrity() -> bool:
+    """Whether OCTAVO_CHECK asks for the scheduler's invariants to be checked after every step."""
+    return os.environ.get("OCTAVO_CHECK", "0") not in ("", "0")

@@ -1,0 +1,181 @@
+"""EngineCore: the loop over scheduler and executor, with up to `pipeline_depth` steps in flight.
+
+    fill the queue:  schedule() → execute_model(step) → sample_tokens() → future
+    take the oldest: future.result() → update_from_output()
+
+With depth 1 that is synchronous; with more, step k+1 is scheduled and submitted before the result
+of step k is waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from octavo import env
+from octavo.config.engine import EngineConfig
+from octavo.contracts.features import SchedulerHook
+from octavo.contracts.messages import EngineOutputs, EngineRequest, FinishReason, SchedulerStats
+from octavo.contracts.step import RunnerOutput, SchedulerOutput
+from octavo.core.scheduler import Scheduler
+from octavo.errors import EngineDeadError, OctavoError
+from octavo.executor.base import Executor
+from octavo.log import get_logger
+
+logger = get_logger(__name__)
+
+_IDLE_WAIT_SECONDS = 0.001
+"""How long a step waits that finds requests but none that may run (a hook holds them back)."""
+
+
+class EngineCore:
+    """Scheduler, executor, and the steps between them.
+
+    A step that the executor fails ends the requests of that step with an error; the engine goes on
+    as long as the executor is healthy. When it is not, or when the scheduler itself breaks, the
+    engine is dead: this and every later call raises `EngineDeadError`.
+
+    Args:
+        config: as the user asked; resolved by the executor (`info.config`).
+        executor: not started yet.
+        hooks: core halves of features.
+
+    Raises:
+        ConfigError, MemoryPlanError, ModelError: the executor cannot start.
+    """
+
+    def __init__(
+        self, config: EngineConfig, executor: Executor, hooks: Sequence[SchedulerHook] = ()
+    ) -> None:
+        self._executor = executor
+        try:
+            self.info = executor.start()
+            self.config = self.info.config
+            assert self.config.model.max_model_len is not None
+            self.scheduler = Scheduler(
+                self.config.scheduler,
+                self.info.kv_cache_config,
+                max_model_len=self.config.model.max_model_len,
+                enable_prefix_caching=self.config.cache.enable_prefix_caching,
+                hooks=hooks,
+            )
+        except BaseException:
+            executor.shutdown()
+            raise
+        self._depth = self.config.scheduler.pipeline_depth
+        self._in_flight: deque[tuple[SchedulerOutput, Future[RunnerOutput]]] = deque()
+        self._check_integrity = env.check_integrity()
+        self._dead: EngineDeadError | None = None
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue a request. Raises RequestError: duplicate id, or it can never fit."""
+        self._ensure_alive()
+        self.scheduler.add_request(request)
+
+    def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """End requests at once. Nothing more comes of them; unknown ids are passed over."""
+        self._ensure_alive()
+        self.scheduler.finish_requests(request_ids, FinishReason.ABORT)
+
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._in_flight) or self.scheduler.has_work()
+
+    def stats(self) -> SchedulerStats:
+        """The scheduler's counters now."""
+        return self.scheduler.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False (and nothing done) while requests hold blocks."""
+        self._ensure_alive()
+        return self.scheduler.reset_prefix_cache()
+
+    def step(self) -> EngineOutputs:
+        """Submit steps until `pipeline_depth` are in flight, then take the result of the oldest.
+
+        Returns:
+            The outputs of one step; empty when there was nothing to do.
+
+        Raises:
+            EngineDeadError: the engine cannot go on.
+        """
+        self._ensure_alive()
+        try:
+            return self._step()
+        except EngineDeadError as error:
+            self._dead = error
+            raise
+        except Exception as error:  # the scheduler's state can no longer be trusted
+            logger.exception("the engine core failed")
+            self._dead = EngineDeadError(f"the engine core failed: {_text_of(error)}")
+            raise self._dead from error
+
+    def shutdown(self) -> None:
+        """Stop the executor. May be called twice."""
+        self._dead = self._dead or EngineDeadError("the engine was shut down")
+        self._in_flight.clear()
+        self._executor.shutdown()
+
+    # ---------------------------------------------------------------- one step
+
+    def _step(self) -> EngineOutputs:
+        while len(self._in_flight) < self._depth and self.scheduler.has_work():
+            step = self.scheduler.schedule()
+            if _is_empty(step):
+                break
+            self._in_flight.append((step, self._submit(step)))
+        if not self._in_flight:
+            if self.scheduler.has_unfinished_requests():
+                time.sleep(_IDLE_WAIT_SECONDS)
+            return EngineOutputs()
+        step, future = self._in_flight.popleft()
+        outputs = self.scheduler.update_from_output(step, self._result_of(step, future))
+        if self._check_integrity:
+            self.scheduler.check_integrity()
+        return EngineOutputs(
+            outputs=outputs, stats=self.scheduler.stats(), timestamp=time.monotonic()
+        )
+
+    def _submit(self, step: SchedulerOutput) -> Future[RunnerOutput]:
+        try:
+            self._executor.execute_model(step)
+            return self._executor.sample_tokens(None)
+        except Exception as error:
+            failed: Future[RunnerOutput] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _result_of(self, step: SchedulerOutput, future: Future[RunnerOutput]) -> RunnerOutput:
+        """The step's result; where it failed, one that fails every request in it."""
+        try:
+            return future.result()
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            self._executor.check_health()
+            logger.error("step %d failed", step.step_id, exc_info=error)
+            ids = list(step.num_scheduled_tokens)
+            message = f"the step that computed this request failed: {_text_of(error)}"
+            return RunnerOutput(
+                step_id=step.step_id,
+                request_ids=ids,
+                sampled_token_ids=[[] for _ in ids],
+                errors=dict.fromkeys(ids, message),
+            )
+
+    def _ensure_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(str(self._dead)) from self._dead
+
+
+def _is_empty(step: SchedulerOutput) -> bool:
+    """Whether the workers need not hear of it."""
+    return not (
+        step.num_scheduled_tokens or step.finished_request_ids or step.preempted_request_ids
+    )
+
+
+def _text_of(error: Exception) -> str:
+    return str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"

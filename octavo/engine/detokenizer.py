@@ -1,0 +1,177 @@
+"""Tokens to text, as they come: never half a character, never text past a stop string.
+
+Text is decided character by character, so it depends neither on where tokens cut the text nor on
+how many tokens a step brings:
+
+- Bytes of a character are withheld until it is whole. U+FFFD stands only for bytes that no
+  continuation can mend; a character cut by the end of the output is left out.
+- The output stops at the first character that completes a stop string; of several that end there
+  the longest counts. A stop string that is complete within the first `min_tokens` tokens is text.
+- What could still become a stop string is withheld, and shown when it no longer can or at the end.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.contracts.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What some new tokens brought.
+
+    Attributes:
+        text: new text that nothing can take back.
+        num_tokens: how many of the tokens belong to the output; fewer than were given where a stop
+            string ended it.
+        stop: the stop string that ended it, or None.
+    """
+
+    text: str
+    num_tokens: int
+    stop: str | None = None
+
+
+class Detokenizer:
+    """The text of one completion.
+
+    Args:
+        tokenizer: gives the bytes of each id.
+        params: `detokenize` must be true. Reads stop, min_tokens, skip_special_tokens and
+            include_stop_str_in_output.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.all_special_ids if params.skip_special_tokens else frozenset()
+        self._keep_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._matchers = [_StopMatcher(s) for s in dict.fromkeys(params.stop_strings)]
+        self._held = ""  # the longest end of the text that some stop string begins with
+        self._num_tokens = 0
+
+    def push(
+        self, token_ids: Sequence[int], *, stop_token: bool = False, finished: bool = False
+    ) -> Piece:
+        """Take the next tokens.
+
+        Args:
+            token_ids: new ids.
+            stop_token: the last one is an end-of-sequence or stop id that ended the output. Its
+                text is shown only with `include_stop_str_in_output`, and not searched.
+            finished: nothing comes after these: show what is withheld.
+        """
+        body = token_ids[:-1] if stop_token else token_ids
+        shown: list[str] = []
+        if not self._matchers:
+            shown.append(self._decode(body))
+        for i, token_id in enumerate(body if self._matchers else ()):
+            self._num_tokens += 1
+            text = self._decode((token_id,))
+            end, stop = self._find_stop(text)
+            if stop is not None:
+                whole = self._held + text[:end]
+                self._held = ""
+                shown.append(whole if self._keep_stop else whole[: len(whole) - len(stop)])
+                return Piece("".join(shown), i + 1, stop)
+            shown.append(self._hold(text))
+        if finished:
+            shown.append(self._held)
+            self._held = ""
+        if stop_token and self._keep_stop:
+            shown.append(self._decode(token_ids[-1:]))
+        return Piece("".join(shown), len(token_ids))
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        token_bytes, hidden = self._tokenizer.token_bytes, self._hidden
+        data = b"".join([token_bytes(i) for i in token_ids if i not in hidden])
+        return self._decoder.decode(data)
+
+    def _find_stop(self, text: str) -> tuple[int, str | None]:
+        """Advance all matchers over `text`: where the first stop string ends, and which it is."""
+        first, found = len(text), None
+        for matcher in self._matchers:
+            position = 0
+            while (end := matcher.advance(text, position)) >= 0:
+                if self._num_tokens > self._min_tokens:
+                    longer = found is None or len(matcher.needle) > len(found)
+                    if end < first or (end == first and longer):
+                        first, found = end, matcher.needle
+                    break
+                position = end
+        return first, found
+
+    def _hold(self, text: str) -> str:
+        """Append `text` to what is withheld; returns what no stop string can reach any more."""
+        keep = max(matcher.matched for matcher in self._matchers)
+        self._held += text
+        cut = len(self._held) - keep
+        safe, self._held = self._held[:cut], self._held[cut:]
+        return safe
+
+
+class IdsOnly:
+    """The detokenizer of a request with `detokenize=False`: no text."""
+
+    def push(
+        self, token_ids: Sequence[int], *, stop_token: bool = False, finished: bool = False
+    ) -> Piece:
+        """All tokens count, none has text."""
+        return Piece("", len(token_ids))
+
+
+def make_detokenizer(tokenizer: Tokenizer, params: SamplingParams) -> Detokenizer | IdsOnly:
+    """The detokenizer that `params` asks for."""
+    return Detokenizer(tokenizer, params) if params.detokenize else IdsOnly()
+
+
+class _StopMatcher:
+    """Knuth-Morris-Pratt over text that comes in pieces: time is linear in the text, whatever the
+    stop string. The failure table grows only as far as a match has ever come.
+    """
+
+    __slots__ = ("_failure", "matched", "needle")
+
+    def __init__(self, needle: str) -> None:
+        self.needle = needle
+        self.matched = 0  # length of the longest end of the text that `needle` begins with
+        self._failure = [0, 0]  # of the prefixes of length 0, 1, …: longest proper border
+
+    def advance(self, text: str, start: int) -> int:
+        """Read `text` from `start`. Returns the index after the first full match, or -1."""
+        needle, matched, i = self.needle, self.matched, start
+        while i < len(text):
+            if matched == 0:
+                i = text.find(needle[0], i)
+                if i < 0:
+                    break
+                matched = 1
+            else:
+                while matched and needle[matched] != text[i]:
+                    matched = self._border(matched)
+                if needle[matched] == text[i]:
+                    matched += 1
+            i += 1
+            if matched == len(needle):
+                self.matched = self._border(matched)
+                return i
+        self.matched = matched
+        return -1
+
+    def _border(self, length: int) -> int:
+        """Length of the longest proper prefix of needle[:length] that also ends it."""
+        failure, needle = self._failure, self.needle
+        while len(failure) <= length:
+            k, c = failure[-1], needle[len(failure) - 1]
+            while k and needle[k] != c:
+                k = failure[k]
+            failure.append(k + 1 if needle[k] == c else 0)
+        return failure[length]

@@ -1,0 +1,344 @@
+"""What a user asks for, checked and made into engine requests.
+
+Everything that can be wrong with a request is found here, before the core hears of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+
+import msgspec
+
+from octavo.config.sections import ModelConfig
+from octavo.contracts.messages import EngineRequest
+from octavo.contracts.sampling_params import SamplingParams
+from octavo.errors import ModelError, PromptTooLongError, RequestError, shown
+
+if TYPE_CHECKING:
+    from octavo.engine.tokenizer import Tokenizer
+
+MAX_REQUEST_ID_LENGTH = 256
+MAX_CACHE_SALT_LENGTH = 128
+PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
+
+
+class TextPrompt(TypedDict, total=False):
+    """A prompt as text: `prompt`, and maybe a `cache_salt`."""
+
+    prompt: str
+    cache_salt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    """A prompt as ids: `prompt_token_ids`, and maybe a `cache_salt`."""
+
+    prompt_token_ids: Sequence[int]
+    cache_salt: str
+
+
+PromptType: TypeAlias = "str | Sequence[int] | TextPrompt | TokensPrompt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessedRequest:
+    """A request that is fit to run.
+
+    Attributes:
+        prompt: the text, where it was given as text.
+        params: with `seed` and `max_tokens` set.
+        engine_requests: one per completion, in order of index.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    engine_requests: list[EngineRequest]
+
+
+class InputProcessor:
+    """Checks requests against the model.
+
+    Seeds. A request without a seed is given the next one of a stream that `ModelConfig.seed`
+    starts (SplitMix64; Steele, Lea and Flood, *Fast Splittable Pseudorandom Number Generators*,
+    2014): the same requests in the same order after the same start give the same tokens.
+
+    Args:
+        config: resolved (`max_model_len` is set).
+        vocab_size: rows of the model's embedding; ids are 0 … vocab_size-1.
+        generation_config: the model's generation_config.json, {} where there is none. Its
+            end-of-sequence ids always count.
+
+    Raises:
+        ModelError: the generation config is malformed.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        generation_config: Mapping[str, Any],
+    ) -> None:
+        assert config.max_model_len is not None
+        self._max_model_len = config.max_model_len
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._generation_config = generation_config if config.generation_config == "auto" else {}
+        self._eos_token_ids = _eos_token_ids(tokenizer, generation_config, vocab_size)
+        self._seed = config.seed
+        self._num_seeds_drawn = 0
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters gets: the model's generation config over our defaults.
+
+        Raises:
+            RequestError: it asks for something that Octavo does not support.
+        """
+        values = {
+            ours: value
+            for theirs, ours in _GENERATION_CONFIG_FIELDS.items()
+            if (value := self._generation_config.get(theirs)) is not None
+        }
+        try:
+            return SamplingParams(**values)
+        except RequestError as error:
+            raise RequestError(
+                f"the model's generation config: {error}. Give SamplingParams, or start with "
+                "generation_config='octavo'",
+                param=error.param,
+            ) from None
+
+    def process(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> ProcessedRequest:
+        """Check, tokenize and complete one request.
+
+        Args:
+            prompt: text, ids, {"prompt": text} or {"prompt_token_ids": ids}; the last two may
+                have a "cache_salt".
+            priority: lower runs first, where the scheduling policy is "priority".
+            cache_salt: cached prefixes are shared only among requests of one salt.
+
+        Raises:
+            RequestError: what is wrong with it.
+        """
+        _check_request_id(request_id)
+        if not isinstance(params, SamplingParams):
+            raise RequestError(
+                f"sampling_params must be SamplingParams, not {type(params).__name__}",
+                param="sampling_params",
+            )
+        if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
+            raise RequestError(
+                f"priority={shown(priority)} must be an integer in {PRIORITY_MIN}…{PRIORITY_MAX}",
+                param="priority",
+            )
+        text, token_ids, salt = self._read_prompt(prompt)
+        if salt is not None and cache_salt is not None:
+            raise RequestError("cache_salt is given twice; give it once", param="cache_salt")
+        salt = cache_salt if salt is None else salt
+        _check_cache_salt(salt)
+        params.check_vocabulary(self._vocab_size)
+        params = self._complete(params, len(token_ids))
+        ids = [request_id] if params.n == 1 else [f"{i}_{request_id}" for i in range(params.n)]
+        now = time.monotonic()
+        requests = [
+            EngineRequest(
+                request_id=engine_id,
+                prompt_token_ids=token_ids,
+                sampling_params=params,
+                eos_token_ids=self._eos_token_ids,
+                arrival_time=now,
+                sample_index=i,
+                fork_of=ids[0] if i else None,
+                priority=priority,
+                cache_salt=salt,
+            )
+            for i, engine_id in enumerate(ids)
+        ]
+        return ProcessedRequest(
+            request_id=request_id,
+            prompt=text,
+            prompt_token_ids=token_ids,
+            params=params,
+            engine_requests=requests,
+        )
+
+    # ---------------------------------------------------------------- the prompt
+
+    def _read_prompt(self, prompt: Any) -> tuple[str | None, list[int], Any]:
+        """Text (where given), ids and salt of a prompt in any of its forms."""
+        salt = None
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+            if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+                raise RequestError(
+                    f"prompt has the keys {shown(sorted(map(str, prompt)))}; give either 'prompt' "
+                    "or 'prompt_token_ids', and 'cache_salt' if need be",
+                    param="prompt",
+                )
+            salt = prompt.get("cache_salt")
+            if "prompt" in prompt:
+                prompt = prompt["prompt"]
+                if not isinstance(prompt, str):
+                    raise _wrong_type("prompt['prompt']", prompt, "a string")
+            else:
+                prompt = prompt["prompt_token_ids"]
+                if isinstance(prompt, str) or not isinstance(prompt, (list, tuple)):
+                    raise _wrong_type("prompt_token_ids", prompt, "a list of ints")
+        if isinstance(prompt, str):
+            return prompt, self._tokenize(prompt), salt
+        if isinstance(prompt, (list, tuple)):
+            return None, self._check_ids(prompt), salt
+        raise _wrong_type("prompt", prompt, "a string, a list of token ids or a dict")
+
+    def _tokenize(self, text: str) -> list[int]:
+        limit = self._max_model_len
+        if len(text) > limit and len(text) > limit * self._longest_token:
+            raise PromptTooLongError(
+                f"the prompt has {len(text)} characters, more than max_model_len={limit} tokens "
+                f"of at most {self._longest_token} characters can hold; shorten it",
+                param="prompt",
+            )
+        _check_unicode("prompt", text)
+        token_ids = self._tokenizer.encode(text)
+        self._check_length(len(token_ids))
+        return token_ids
+
+    def _check_ids(self, ids: Sequence[Any]) -> list[int]:
+        self._check_length(len(ids))
+        if set(map(type, ids)) != {int}:
+            for i in ids:
+                if isinstance(i, bool) or not isinstance(i, Integral):
+                    raise RequestError(
+                        f"the prompt's token ids must be ints; one is {shown(i)}", param="prompt"
+                    )
+        token_ids = [int(i) for i in ids]
+        for i in (min(token_ids), max(token_ids)):
+            if not 0 <= i < self._vocab_size:
+                raise RequestError(
+                    f"the prompt holds token id {shown(i)}; the model's ids are 0…{self._vocab_size - 1}",
+                    param="prompt",
+                )
+        return token_ids
+
+    def _check_length(self, num_tokens: int) -> None:
+        if num_tokens == 0:
+            raise RequestError(
+                "the prompt is empty: the model needs at least one token to go on from",
+                param="prompt",
+            )
+        if num_tokens >= self._max_model_len:
+            raise PromptTooLongError(
+                f"the prompt has {num_tokens} tokens; with at least 1 token to generate that is "
+                f"more than max_model_len={self._max_model_len}; shorten the prompt",
+                param="prompt",
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes of the longest token: no text of n characters has fewer than n / this tokens."""
+        tokenizer = self._tokenizer
+        return max(1, *(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)))
+
+    # ---------------------------------------------------------------- the parameters
+
+    def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """Fill in `max_tokens` and `seed`. Never changes the caller's object."""
+        limit = self._max_model_len
+        room = limit - num_prompt_tokens
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        if max_tokens > room:
+            raise PromptTooLongError(
+                f"the prompt has {num_prompt_tokens} tokens and max_tokens={max_tokens}, together "
+                f"more than max_model_len={limit}; shorten the prompt or ask for at most {room}",
+                param="max_tokens",
+            )
+        if params.min_tokens > max_tokens:
+            raise PromptTooLongError(
+                f"the prompt has {num_prompt_tokens} tokens, so that max_model_len={limit} leaves "
+                f"room for {room}, fewer than min_tokens={params.min_tokens}",
+                param="min_tokens",
+            )
+        seed = self._draw_seed() if params.seed is None else params.seed
+        return msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed)
+
+    def _draw_seed(self) -> int:
+        """The next seed, below 2⁶³ (SplitMix64, shifted)."""
+        self._num_seeds_drawn += 1
+        z = (self._seed + self._num_seeds_drawn * 0x9E3779B97F4A7C15) % 2**64
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        return (z ^ (z >> 31)) >> 1
+
+
+_GENERATION_CONFIG_FIELDS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def _eos_token_ids(
+    tokenizer: Tokenizer, generation_config: Mapping[str, Any], vocab_size: int
+) -> list[int]:
+    """End ids of tokenizer and generation config, each once, those the model can produce."""
+    more = generation_config.get("eos_token_id")
+    more = [] if more is None else more if isinstance(more, list) else [more]
+    if any(type(i) is not int for i in more):
+        raise ModelError(
+            f"generation config: eos_token_id={shown(more)} must be an integer or a list of them"
+        )
+    return [i for i in dict.fromkeys([*tokenizer.eos_token_ids, *more]) if 0 <= i < vocab_size]
+
+
+def _check_request_id(request_id: object) -> None:
+    if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_REQUEST_ID_LENGTH:
+        raise RequestError(
+            f"request_id={shown(request_id)} must be a string of 1…{MAX_REQUEST_ID_LENGTH} "
+            "characters",
+            param="request_id",
+        )
+    _check_unicode("request_id", request_id)
+
+
+def _check_cache_salt(salt: object) -> None:
+    if salt is None:
+        return
+    if not isinstance(salt, str) or not 0 < len(salt) <= MAX_CACHE_SALT_LENGTH:
+        raise RequestError(
+            f"cache_salt={shown(salt)} must be a string of 1…{MAX_CACHE_SALT_LENGTH} characters, "
+            "or None for the shared cache",
+            param="cache_salt",
+        )
+    _check_unicode("cache_salt", salt)
+
+
+def _check_unicode(name: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{name} holds a lone surrogate at character {error.start}: not valid Unicode",
+            param=name,
+        ) from None
+
+
+def _wrong_type(name: str, value: object, rule: str) -> RequestError:
+    return RequestError(f"{name} must be {rule}, not {type(value).__name__}", param="prompt")

@@ -1,0 +1,165 @@
+"""LLMEngine: the engine as a front end drives it, one step at a time, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from octavo.config.engine import EngineConfig
+from octavo.contracts.kv_spec import MemoryPlan
+from octavo.contracts.messages import RequestOutput, SchedulerStats
+from octavo.contracts.sampling_params import SamplingParams
+from octavo.engine.core_client import CoreClient
+from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
+from octavo.engine.output_processor import OutputProcessor
+
+if TYPE_CHECKING:
+    from octavo.engine.tokenizer import Tokenizer
+
+
+class LLMEngine:
+    """Requests in, outputs out, `step` by `step`. Not thread-safe: one thread drives it.
+
+    Every request that `add_request` took ends with exactly one output whose `finished` is true,
+    an aborted one included.
+
+    Args:
+        client: reaches the engine core.
+        tokenizer: the model's.
+        generation_config: the model's, {} where there is none.
+    """
+
+    def __init__(
+        self, client: CoreClient, tokenizer: Tokenizer, generation_config: Mapping[str, Any]
+    ) -> None:
+        self._client = client
+        self.tokenizer = tokenizer
+        self.config = client.info.config
+        self.input_processor = InputProcessor(
+            self.config.model,
+            tokenizer,
+            vocab_size=client.info.vocab_size,
+            generation_config=generation_config,
+        )
+        self._output_processor = OutputProcessor(tokenizer)
+        self._pending: list[RequestOutput] = []  # last outputs of aborted requests
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> LLMEngine:
+        """Find and load the model, plan memory, start the core in this process.
+
+        Raises:
+            ConfigError, MemoryPlanError, ModelError: it cannot be done; the message says why.
+        """
+        from octavo.engine.core import EngineCore
+        from octavo.engine.core_client import InprocClient
+        from octavo.engine.tokenizer import load_tokenizer
+        from octavo.executor.uniproc import UniProcExecutor
+        from octavo.models.files import resolve_model
+
+        config = config.checked()
+        model = config.model
+        files = resolve_model(model.model, revision=model.revision, load_format=model.load_format)
+        tokenizer = load_tokenizer(files, chat_template=model.chat_template)
+        core = EngineCore(config, UniProcExecutor(config, files))
+        try:
+            return cls(InprocClient(core), tokenizer, files.generation_config)
+        except BaseException:
+            core.shutdown()
+            raise
+
+    # ---------------------------------------------------------------- requests
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Queue a request; arguments as for `InputProcessor.process`.
+
+        Raises:
+            RequestError: it is wrong, or its id is in use. The engine is as before.
+        """
+        self.submit(
+            self.input_processor.process(
+                request_id, prompt, params, priority=priority, cache_salt=cache_salt
+            )
+        )
+
+    def submit(self, request: ProcessedRequest) -> None:
+        """Queue a request that the input processor made. Raises RequestError, as `add_request`."""
+        self._output_processor.add_request(request)
+        try:
+            for engine_request in request.engine_requests:
+                self._client.add_request(engine_request)
+        except BaseException:
+            dropped = self._output_processor.abort_requests([request.request_id])
+            self._client.abort_requests(dropped.to_abort)
+            raise
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step of the engine.
+
+        Returns:
+            What the requests in it are due (`SamplingParams.output_kind`); may be empty.
+
+        Raises:
+            EngineDeadError: the engine cannot go on. Its requests have ended.
+        """
+        outputs, self._pending = self._pending, []
+        processed = self._output_processor.process_outputs(self._client.get_outputs().outputs)
+        if processed.to_abort:
+            self._client.abort_requests(processed.to_abort)
+        return outputs + processed.request_outputs
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """End requests now. Their last outputs, with what was generated and finish_reason "abort",
+        come from the next `step`. Ids that have ended are passed over."""
+        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        aborted = self._output_processor.abort_requests(ids)
+        self._client.abort_requests(aborted.to_abort)
+        self._pending += aborted.request_outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` still has an output to give."""
+        return bool(self._pending) or self._output_processor.num_unfinished > 0
+
+    @property
+    def unfinished_request_ids(self) -> list[str]:
+        """Ids of the requests that run or wait, in order of arrival."""
+        return self._output_processor.unfinished_ids
+
+    # ---------------------------------------------------------------- the engine
+
+    def stats(self) -> SchedulerStats:
+        """Requests, KV cache and totals, as of now."""
+        return self._client.stats()
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """Where the memory went."""
+        return self._client.info.memory_plan
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False (and nothing done) while requests hold blocks."""
+        return self._client.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Stop the engine and free its memory. May be called twice."""
+        self._client.shutdown()
+
+    def __enter__(self) -> LLMEngine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()

@@ -1,0 +1,246 @@
+"""Engine outputs to the user's `RequestOutput`s: text, stop strings, logprobs, n completions.
+
+The core knows ids and lengths only. Stop strings live here; when one ends a completion, the core
+is told to abort the rest of it, and tokens that were already on their way are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo.contracts.messages import (
+    CompletionOutput,
+    EngineOutput,
+    FinishReason,
+    Logprob,
+    LogprobRows,
+    RequestOutput,
+)
+from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.detokenizer import make_detokenizer
+from octavo.engine.input_processor import ProcessedRequest
+from octavo.errors import RequestError
+
+if TYPE_CHECKING:
+    from octavo.engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedOutputs:
+    """What one step means to the users, and what the core must hear.
+
+    Attributes:
+        request_outputs: at most one per request.
+        to_abort: ids of engine requests that a stop string ended.
+    """
+
+    request_outputs: list[RequestOutput] = field(default_factory=list)
+    to_abort: list[str] = field(default_factory=list)
+
+
+class OutputProcessor:
+    """The state of every unfinished request, on the front end's side."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._requests: dict[str, _Request] = {}
+        self._completions: dict[str, _Completion] = {}  # by id of the engine request
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._requests
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not had their last output."""
+        return len(self._requests)
+
+    @property
+    def unfinished_ids(self) -> list[str]:
+        """Their ids, in order of arrival."""
+        return list(self._requests)
+
+    def add_request(self, request: ProcessedRequest) -> None:
+        """Expect outputs for `request`.
+
+        Raises:
+            RequestError: one of its ids is in use.
+        """
+        engine_ids = [r.request_id for r in request.engine_requests]
+        if request.request_id in self._requests or any(i in self._completions for i in engine_ids):
+            raise RequestError(
+                f"request_id={request.request_id!r} is in use; wait for its end or choose another",
+                param="request_id",
+            )
+        state = _Request(request, self._tokenizer)
+        self._requests[request.request_id] = state
+        self._completions.update(zip(engine_ids, state.completions))
+
+    def process_outputs(self, outputs: Iterable[EngineOutput]) -> ProcessedOutputs:
+        """Take the outputs of a step. Outputs of unknown (ended, aborted) requests are dropped."""
+        result = ProcessedOutputs()
+        touched: dict[str, _Request] = {}
+        for output in outputs:
+            completion = self._completions.get(output.request_id)
+            if completion is None:
+                continue
+            if completion.take(output):
+                result.to_abort.append(output.request_id)
+            if completion.finished:
+                del self._completions[output.request_id]
+            touched[completion.request.request_id] = completion.request
+        for request_id, request in touched.items():
+            made = request.make_output()
+            if made is not None:
+                result.request_outputs.append(made)
+            if request.finished:
+                del self._requests[request_id]
+        return result
+
+    def abort_requests(
+        self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT
+    ) -> ProcessedOutputs:
+        """End requests from this side: their last outputs, and what the core must abort. Unknown
+        ids are passed over: the request may have ended in the meantime."""
+        result = ProcessedOutputs()
+        for request_id in request_ids:
+            request = self._requests.pop(request_id, None)
+            if request is None:
+                continue
+            for completion in request.completions:
+                if not completion.finished:
+                    completion.end(reason)
+                    del self._completions[completion.engine_id]
+                    result.to_abort.append(completion.engine_id)
+            made = request.make_output()
+            if made is not None:
+                result.request_outputs.append(made)
+        return result
+
+
+class _Request:
+    """One request of the user: its n completions and how they are reported."""
+
+    def __init__(self, request: ProcessedRequest, tokenizer: Tokenizer) -> None:
+        self.request_id = request.request_id
+        self.prompt = request.prompt
+        self.prompt_token_ids = request.prompt_token_ids
+        self.kind = request.params.output_kind
+        self.num_cached_tokens = 0
+        self.completions = [
+            _Completion(self, index, r.request_id, request.params, tokenizer)
+            for index, r in enumerate(request.engine_requests)
+        ]
+
+    @property
+    def finished(self) -> bool:
+        return all(c.finished for c in self.completions)
+
+    def make_output(self) -> RequestOutput | None:
+        """What the user is due now, by `output_kind`: DELTA has only completions with news, the
+        others have all; FINAL_ONLY is silent until all have ended."""
+        finished = self.finished
+        if self.kind is RequestOutputKind.FINAL_ONLY and not finished:
+            return None
+        delta = self.kind is RequestOutputKind.DELTA
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[c.report(delta) for c in self.completions if c.changed or not delta],
+            finished=finished,
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+
+class _Completion:
+    """One of the n completions as it grows."""
+
+    def __init__(
+        self,
+        request: _Request,
+        index: int,
+        engine_id: str,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.engine_id = engine_id
+        self.changed = False
+        self._detokenizer = make_detokenizer(tokenizer, params)
+        self._tokenizer = tokenizer if params.detokenize else None
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self._cumulative_logprob: float | None = None if params.logprobs is None else 0.0
+        self._finish_reason: FinishReason | None = None
+        self._stop_reason: int | str | None = None
+        self._error: str | None = None
+        self._reported = (0, 0)  # pieces, token ids
+
+    @property
+    def finished(self) -> bool:
+        return self._finish_reason is not None
+
+    def take(self, output: EngineOutput) -> bool:
+        """Append what a step brought. Returns whether a stop string ended it, so that the core
+        (unless it ended by itself at the same token) has to be told."""
+        self.changed = True
+        if self.index == 0 and not self._token_ids:
+            self.request.num_cached_tokens = output.num_cached_tokens
+        ended = output.finish_reason
+        piece = self._detokenizer.push(
+            output.new_token_ids, stop_token=ended is FinishReason.STOP, finished=ended is not None
+        )
+        self._pieces.append(piece.text)
+        self._token_ids += output.new_token_ids[: piece.num_tokens]
+        if self._logprobs is not None and output.logprobs is not None:
+            self._take_logprobs(output.logprobs, piece.num_tokens)
+        if piece.stop is not None:
+            self._finish_reason, self._stop_reason = FinishReason.STOP, piece.stop
+            return ended is None
+        self._finish_reason, self._stop_reason = ended, output.stop_reason
+        self._error = output.error
+        return False
+
+    def end(self, reason: FinishReason) -> None:
+        """End it here and now; what the detokenizer withholds is shown."""
+        self.changed = True
+        self._pieces.append(self._detokenizer.push((), finished=True).text)
+        self._finish_reason = reason
+
+    def report(self, delta: bool) -> CompletionOutput:
+        """All of it, or what is new since the last report."""
+        pieces, tokens = self._reported if delta else (0, 0)
+        self._reported = len(self._pieces), len(self._token_ids)
+        self.changed = False
+        return CompletionOutput(
+            index=self.index,
+            text="".join(self._pieces[pieces:]),
+            token_ids=self._token_ids[tokens:],
+            cumulative_logprob=self._cumulative_logprob,
+            logprobs=None if self._logprobs is None else self._logprobs[tokens:],
+            finish_reason=None if self._finish_reason is None else str(self._finish_reason),
+            stop_reason=self._stop_reason,
+            error=self._error,
+        )
+
+    def _take_logprobs(self, rows: LogprobRows, num_tokens: int) -> None:
+        assert self._logprobs is not None
+        assert self._cumulative_logprob is not None
+        ids, logprobs = rows.token_ids.tolist(), rows.logprobs.tolist()
+        for i, rank in enumerate(rows.ranks.tolist()[:num_tokens]):
+            entry = {ids[i][0]: Logprob(logprobs[i][0], rank, self._text_of(ids[i][0]))}
+            for k, (token_id, logprob) in enumerate(zip(ids[i][1:], logprobs[i][1:]), start=1):
+                if token_id not in entry:
+                    entry[token_id] = Logprob(logprob, k, self._text_of(token_id))
+            self._logprobs.append(entry)
+            self._cumulative_logprob += logprobs[i][0]
+
+    def _text_of(self, token_id: int) -> str | None:
+        """A token's own text; U+FFFD where it is a part of a character."""
+        if self._tokenizer is None:
+            return None
+        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")

@@ -1,0 +1,277 @@
+"""Engine outputs to what the user sees: kinds, stops, logprobs, n completions, ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.config.sections import ModelConfig
+from octavo.contracts.messages import EngineOutput, FinishReason, LogprobRows, RequestOutput
+from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.input_processor import InputProcessor
+from octavo.engine.output_processor import OutputProcessor
+from octavo.errors import RequestError
+from tests.engine.fakes import EOS, ByteTokenizer
+
+KINDS = list(RequestOutputKind)
+
+
+def start(
+    request_id: str = "r", *, pieces: tuple[bytes, ...] = (), **params: Any
+) -> OutputProcessor:
+    processor = OutputProcessor(ByteTokenizer(pieces))
+    add(processor, request_id, **params)
+    return processor
+
+
+def add(processor: OutputProcessor, request_id: str, **params: Any) -> None:
+    inputs = InputProcessor(
+        ModelConfig(max_model_len=64), ByteTokenizer(), vocab_size=400, generation_config={}
+    )
+    processor.add_request(inputs.process(request_id, "Hi", SamplingParams(**params)))
+
+
+def token_output(text: str, request_id: str = "r", **fields: Any) -> EngineOutput:
+    return EngineOutput(request_id=request_id, new_token_ids=list(text.encode()), **fields)
+
+
+def feed(processor: OutputProcessor, *outputs: EngineOutput) -> list[RequestOutput]:
+    return processor.process_outputs(outputs).request_outputs
+
+
+class TestOutputKinds:
+    STEPS = (
+        token_output("a"),
+        token_output("bc"),
+        token_output("d", finish_reason=FinishReason.LENGTH),
+    )
+
+    @pytest.mark.parametrize(
+        ("kind", "texts"),
+        [
+            (RequestOutputKind.CUMULATIVE, ["a", "abc", "abcd"]),
+            (RequestOutputKind.DELTA, ["a", "bc", "d"]),
+            (RequestOutputKind.FINAL_ONLY, ["abcd"]),
+        ],
+    )
+    def test_text_and_ids(self, kind: RequestOutputKind, texts: list[str]) -> None:
+        processor = start(output_kind=kind)
+        seen = [o for step in self.STEPS for o in feed(processor, step)]
+        assert [o.outputs[0].text for o in seen] == texts
+        assert [bytes(o.outputs[0].token_ids).decode() for o in seen] == texts
+        assert [o.finished for o in seen] == [False] * (len(texts) - 1) + [True]
+        last = seen[-1]
+        assert (last.request_id, last.prompt, last.prompt_token_ids) == ("r", "Hi", [72, 105])
+        assert last.outputs[0].finish_reason == "length"
+        assert last.outputs[0].stop_reason is None
+        assert processor.num_unfinished == 0
+
+    def test_deltas_of_withheld_text(self) -> None:
+        processor = start(output_kind=RequestOutputKind.DELTA, stop="xyz")
+        deltas = [
+            feed(processor, token_output(t, finish_reason=r))[0].outputs[0]
+            for t, r in (
+                ("a", None),
+                ("x", None),
+                ("y", None),
+                ("!", None),
+                ("x", FinishReason.LENGTH),
+            )
+        ]
+        assert [d.text for d in deltas] == ["a", "", "", "xy!", "x"]
+        assert [bytes(d.token_ids) for d in deltas] == [b"a", b"x", b"y", b"!", b"x"]
+
+    def test_without_detokenizing(self) -> None:
+        processor = start(detokenize=False, logprobs=0)
+        rows = LogprobRows(
+            token_ids=np.array([[97]], np.int32),
+            logprobs=np.array([[-1.0]], np.float32),
+            ranks=np.array([1], np.int32),
+        )
+        (output,) = feed(processor, token_output("a", logprobs=rows))
+        assert (output.outputs[0].text, output.outputs[0].token_ids) == ("", [97])
+        assert output.outputs[0].logprobs[0][97].decoded_token is None
+
+
+class TestEnds:
+    def test_stop_string_aborts_the_rest_and_drops_late_tokens(self) -> None:
+        processor = start(stop="cd")
+        feed(processor, token_output("ab"))
+        result = processor.process_outputs([token_output("cdef")])
+        assert result.to_abort == ["r"]
+        completion = result.request_outputs[0].outputs[0]
+        assert (completion.text, completion.token_ids) == ("ab", list(b"abcd"))
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", "cd")
+        assert "r" not in processor
+        late = processor.process_outputs([token_output("g", finish_reason=FinishReason.LENGTH)])
+        assert (late.request_outputs, late.to_abort) == ([], [])
+
+    def test_stop_string_at_the_last_token_wins_over_length(self) -> None:
+        processor = start(stop="b")
+        result = processor.process_outputs([token_output("ab", finish_reason=FinishReason.LENGTH)])
+        completion = result.request_outputs[0].outputs[0]
+        assert (completion.text, completion.finish_reason, completion.stop_reason) == (
+            "a",
+            "stop",
+            "b",
+        )
+        assert result.to_abort == [], "the core has ended it already"
+
+    @pytest.mark.parametrize(
+        ("options", "text"), [({}, "a"), ({"include_stop_str_in_output": True}, "ab")]
+    )
+    def test_stop_token(self, options: dict[str, bool], text: str) -> None:
+        processor = start(stop_token_ids=[98], **options)
+        (output,) = feed(
+            processor, token_output("ab", finish_reason=FinishReason.STOP, stop_reason=98)
+        )
+        completion = output.outputs[0]
+        assert (completion.text, completion.token_ids) == (text, [97, 98])
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", 98)
+
+    def test_end_of_sequence_has_no_stop_reason_and_no_text(self) -> None:
+        processor = start(skip_special_tokens=False)
+        output = EngineOutput(
+            request_id="r", new_token_ids=[97, EOS], finish_reason=FinishReason.STOP
+        )
+        completion = feed(processor, output)[0].outputs[0]
+        assert (completion.text, completion.token_ids) == ("a", [97, EOS])
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
+
+    def test_error_of_one_request(self) -> None:
+        processor = start()
+        add(processor, "s")
+        failed, fine = feed(
+            processor,
+            EngineOutput(request_id="r", finish_reason=FinishReason.ERROR, error="it broke"),
+            token_output("a", "s"),
+        )
+        assert failed.finished
+        assert (failed.outputs[0].finish_reason, failed.outputs[0].error) == ("error", "it broke")
+        assert not fine.finished
+        assert "s" in processor
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_abort_gives_what_there_is(self, kind: RequestOutputKind) -> None:
+        processor = start(output_kind=kind, stop="xyz")
+        feed(processor, token_output("ax"))
+        result = processor.abort_requests(["r", "unknown"])
+        assert result.to_abort == ["r"]
+        (output,) = result.request_outputs
+        assert output.finished
+        assert output.outputs[0].finish_reason == "abort"
+        assert output.outputs[0].text == ("x" if kind is RequestOutputKind.DELTA else "ax")
+        assert feed(processor, token_output("b")) == []
+        add(processor, "r")
+
+
+class TestSeveralCompletions:
+    def outputs(self, text: str, *indices: int, **fields: Any) -> list[EngineOutput]:
+        return [token_output(text, f"{i}_r", **fields) for i in indices]
+
+    def test_cumulative_has_all_in_order(self) -> None:
+        processor = start(n=3)
+        (output,) = feed(processor, *self.outputs("a", 2, 0))
+        assert [(c.index, c.text) for c in output.outputs] == [(0, "a"), (1, ""), (2, "a")]
+        (output,) = feed(processor, *self.outputs("b", 0, 1, finish_reason=FinishReason.LENGTH))
+        assert [c.finish_reason for c in output.outputs] == ["length", "length", None]
+        assert not output.finished
+        (output,) = feed(processor, *self.outputs("c", 2, finish_reason=FinishReason.LENGTH))
+        assert [(c.index, c.text) for c in output.outputs] == [(0, "ab"), (1, "b"), (2, "ac")]
+        assert output.finished
+
+    def test_delta_has_those_with_news(self) -> None:
+        processor = start(n=3, output_kind=RequestOutputKind.DELTA)
+        (output,) = feed(processor, *self.outputs("a", 2, 0))
+        assert [(c.index, c.text) for c in output.outputs] == [(0, "a"), (2, "a")]
+
+    def test_final_only_waits_for_all(self) -> None:
+        processor = start(n=2, output_kind=RequestOutputKind.FINAL_ONLY)
+        assert feed(processor, *self.outputs("a", 0, finish_reason=FinishReason.LENGTH)) == []
+        (output,) = feed(processor, *self.outputs("b", 1, finish_reason=FinishReason.LENGTH))
+        assert [c.text for c in output.outputs] == ["a", "b"]
+
+    def test_a_stop_string_ends_one_of_them(self) -> None:
+        processor = start(n=2, stop="x")
+        result = processor.process_outputs(self.outputs("x", 0) + self.outputs("y", 1))
+        assert result.to_abort == ["0_r"]
+        assert [c.finish_reason for c in result.request_outputs[0].outputs] == ["stop", None]
+        result = processor.abort_requests(["r"])
+        assert result.to_abort == ["1_r"]
+        assert [c.finish_reason for c in result.request_outputs[0].outputs] == ["stop", "abort"]
+
+    def test_cached_tokens_are_those_of_the_first(self) -> None:
+        processor = start(n=2)
+        feed(processor, token_output("a", "1_r", num_cached_tokens=16))
+        (output,) = feed(processor, token_output("a", "0_r", num_cached_tokens=32))
+        assert output.num_cached_tokens == 32
+        (output,) = feed(processor, token_output("a", "0_r"))
+        assert output.num_cached_tokens == 32
+
+    def test_ids_in_use(self) -> None:
+        processor = start(n=2)
+        for request_id in ("r", "0_r", "1_r"):
+            with pytest.raises(RequestError, match="in use"):
+                add(processor, request_id)
+        add(processor, "2_r")
+
+
+class TestLogprobs:
+    def rows(self, *rows: tuple[int, list[tuple[int, float]]]) -> LogprobRows:
+        return LogprobRows(
+            token_ids=np.array([[i for i, _ in r] for _, r in rows], np.int32),
+            logprobs=np.array([[p for _, p in r] for _, r in rows], np.float32),
+            ranks=np.array([rank for rank, _ in rows], np.int32),
+        )
+
+    def test_sampled_first_then_the_best(self) -> None:
+        processor = start(logprobs=2)
+        rows = self.rows(
+            (5, [(97, -4.0), (98, -0.5), (99, -1.5)]), (1, [(98, -0.25), (98, -0.25), (99, -2.0)])
+        )
+        (output,) = feed(processor, token_output("ab", logprobs=rows))
+        first, second = output.outputs[0].logprobs
+        assert [(i, p.logprob, p.rank, p.decoded_token) for i, p in first.items()] == [
+            (97, -4.0, 5, "a"),
+            (98, -0.5, 1, "b"),
+            (99, -1.5, 2, "c"),
+        ]
+        assert [(i, p.logprob, p.rank) for i, p in second.items()] == [
+            (98, -0.25, 1),
+            (99, -2.0, 2),
+        ]
+        assert output.outputs[0].cumulative_logprob == -4.25
+
+    def test_deltas_join_to_the_whole_and_the_sum_goes_on(self) -> None:
+        processor = start(logprobs=0, output_kind=RequestOutputKind.DELTA)
+        seen = [
+            feed(processor, token_output(t, logprobs=self.rows((1, [(ord(t), p)]))))[0].outputs[0]
+            for t, p in (("a", -1.0), ("b", -0.5))
+        ]
+        assert [list(entry) for d in seen for entry in d.logprobs] == [[97], [98]]
+        assert [d.cumulative_logprob for d in seen] == [-1.0, -1.5]
+
+    def test_tokens_after_a_stop_string_have_none(self) -> None:
+        processor = start(logprobs=0, stop="b")
+        rows = self.rows((1, [(97, -1.0)]), (1, [(98, -1.0)]), (1, [(99, -1.0)]))
+        (output,) = feed(processor, token_output("abc", logprobs=rows))
+        completion = output.outputs[0]
+        assert [list(e) for e in completion.logprobs] == [[i] for i in completion.token_ids]
+        assert completion.token_ids == [97, 98]
+        assert completion.cumulative_logprob == -2.0
+
+    def test_a_part_of_a_character(self) -> None:
+        processor = start(logprobs=0)
+        output = EngineOutput(
+            request_id="r", new_token_ids=[0xE4], logprobs=self.rows((1, [(0xE4, -1.0)]))
+        )
+        (made,) = feed(processor, output)
+        assert made.outputs[0].text == ""
+        assert made.outputs[0].logprobs[0][0xE4].decoded_token == "\ufffd"
+
+    def test_not_asked_for(self) -> None:
+        (output,) = feed(start(), token_output("a"))
+        assert output.outputs[0].logprobs is None
+        assert output.outputs[0].cumulative_logprob is None
