@@ -7,26 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.config.model import ConfigReader
 from octavo.contracts.kv_spec import KVCacheSpec
-from octavo.contracts.tensor import DType, HostTensor
+from octavo.contracts.tensor import DType
 from octavo.kernels.ops import Backend, KVCache, Ops
+from octavo.layers.base import WeightSlot
 
-
-class WeightSlot(ABC):
-    """A place that one or more checkpoint tensors fill: it packs itself when the last arrives."""
-
-    @abstractmethod
-    def expected(self) -> Mapping[str, tuple[int, ...]]:
-        """Checkpoint tensor name → shape of all that it needs."""
-
-    @abstractmethod
-    def put(self, name: str, tensor: HostTensor, backend: Backend) -> int:
-        """Take one tensor. Returns the bytes packed by this call (0 until complete)."""
+__all__ = ["CausalLM", "WeightSlot"]
 
 
 class CausalLM(ABC):
     """A decoder-only language model, written once against `kernels.ops`.
 
     Life: `from_config` → weights stream into `slots` → `bind` → `forward` is captured.
+
+    A model may be a stage of a pipeline: some of the layers. A stage that is not the first takes
+    the input "hidden_states" [T, hidden_size] float32, one that is not the last gives it out.
     """
 
     vocab_size: int
@@ -35,15 +29,19 @@ class CausalLM(ABC):
 
     @classmethod
     @abstractmethod
-    def from_config(cls, config: ConfigReader) -> CausalLM:
-        """Read every value it needs. Raises UnsupportedModelError."""
+    def from_config(cls, config: ConfigReader, layers: range | None = None) -> CausalLM:
+        """Read every value it needs. `layers` of this stage; None is all of them.
+
+        Raises:
+            UnsupportedModelError: the configuration asks for something unknown.
+        """
 
     @abstractmethod
     def slots(self) -> Sequence[WeightSlot]:
         """All weight slots, in checkpoint order."""
 
     def ignored(self, names: Iterable[str]) -> set[str]:
-        """Of these checkpoint tensors, the known extras that this family does not need."""
+        """Known extras that this model does not need, `names` being the tensors without a slot."""
         return {n for n in names if n.endswith("rotary_emb.inv_freq")}
 
     @abstractmethod
@@ -56,4 +54,4 @@ class CausalLM(ABC):
 
     @abstractmethod
     def forward(self, ops: Ops) -> None:
-        """Call ops; the last one is `ops.output("logits", …)`."""
+        """Call ops; the last one is `ops.output("logits", …)` (or "hidden_states", see above)."""
