@@ -1,0 +1,204 @@
+"""The engine core in a process of its own: `python -m octavo.engine.core_proc ADDRESS INDEX`.
+
+One thread drives everything: take what the front end sent, run a step, send what it brought. The
+front end owns this process: its standard input is a pipe that only the front end holds, and when
+that closes, for whatever reason, this process ends. Signals are the front end's business.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import msgspec
+import zmq
+
+from octavo.contracts.codec import Encoder
+from octavo.contracts.messages import EngineOutput, EngineOutputs, FinishReason
+from octavo.engine import wire
+from octavo.engine.core import EngineCore
+from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.log import configure_logging, get_logger
+
+logger = get_logger(__name__)
+
+HEARTBEAT_SECONDS = 1.0
+_PARENT_GRACE_SECONDS = 2.0
+"""How long a step in progress may go on after the front end is gone."""
+
+
+class CoreProcess:
+    """The loop between one socket and one EngineCore.
+
+    Args:
+        address: where the front end listens.
+        index: which of the front end's cores this is; the socket's identity.
+    """
+
+    def __init__(self, address: str, index: int) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, index.to_bytes(2, "little"))
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.connect(address)
+        self._index = index
+        self._encoder = Encoder()
+        self._core: EngineCore | None = None
+        self._stopping = threading.Event()
+
+    def run(self) -> int:
+        """Serve until told to stop. Returns the exit status: 0 unless something broke."""
+        threading.Thread(target=self._end_with_parent, daemon=True).start()
+        self._send(wire.Hello(pid=os.getpid()))
+        try:
+            core = self._start()
+            if core is None:
+                return 1
+            self._core = core
+            return self._serve(core)
+        finally:
+            if self._core is not None:
+                self._core.shutdown()
+            self._socket.close()
+            self._context.term()
+
+    # ---------------------------------------------------------------- start
+
+    def _start(self) -> EngineCore | None:
+        start = self._await_start()
+        if start is None:
+            return None
+        try:
+            from octavo.executor.registry import create_executor
+
+            core = EngineCore(start.config, create_executor(start.config, start.model_path))
+        except OctavoError as error:
+            self._send(wire.Failed(error=type(error).__name__, message=str(error)))
+            return None
+        except Exception as error:
+            logger.exception("the engine could not be started")
+            self._send(wire.Failed(error="OctavoError", message=f"{type(error).__name__}: {error}"))
+            return None
+        kv_dtype = getattr(core.info.kv_cache_config.groups[0].spec, "dtype", None)
+        info = wire.CoreInfo(
+            config=core.config,
+            memory_plan=core.info.memory_plan,
+            vocab_size=core.info.vocab_size,
+            kv_cache_dtype=kv_dtype.value if kv_dtype is not None else "none",
+        )
+        self._send(wire.Ready(info=info))
+        return core
+
+    def _await_start(self) -> wire.Start | None:
+        while not self._stopping.is_set():
+            if self._socket.poll(int(1000 * HEARTBEAT_SECONDS)):
+                message = wire.to_core_decoder.decode(self._socket.recv())
+                if isinstance(message, wire.Start):
+                    return message
+                return None
+        return None
+
+    # ---------------------------------------------------------------- the loop
+
+    def _serve(self, core: EngineCore) -> int:
+        try:
+            while not self._stopping.is_set():
+                if not core.has_work() and not self._socket.poll(int(1000 * HEARTBEAT_SECONDS)):
+                    self._send_outputs(
+                        EngineOutputs(stats=core.stats(), timestamp=time.monotonic())
+                    )
+                    continue
+                self._take_messages(core)
+                if core.has_work():
+                    outputs = core.step()
+                    if outputs.outputs or outputs.stats is not None:
+                        self._send_outputs(outputs)
+        except EngineDeadError as error:
+            self._send(wire.Dead(message=str(error)))
+            return 1
+        return 0
+
+    def _take_messages(self, core: EngineCore) -> None:
+        """All that has arrived. A broken message harms at most the request that it names."""
+        changed = False
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                message = wire.to_core_decoder.decode(frame)
+            except msgspec.DecodeError as error:
+                logger.warning("a message of %d bytes was dropped: %s", len(frame), error)
+                continue
+            if isinstance(message, wire.Add):
+                self._add(core, message)
+            elif isinstance(message, wire.Abort):
+                core.abort_requests(message.request_ids)
+                changed = True
+            elif isinstance(message, wire.Call):
+                self._call(core, message)
+            elif isinstance(message, wire.Shutdown):
+                self._stopping.set()
+            else:
+                logger.warning("an unexpected %s was dropped", type(message).__name__)
+        if changed and not core.has_work():
+            self._send_stats(core)
+
+    def _add(self, core: EngineCore, message: wire.Add) -> None:
+        try:
+            request = wire.request_decoder.decode(message.request)
+            if request.request_id != message.request_id:
+                raise RequestError("the request's id is not that of its envelope")
+            core.add_request(request)
+        except (msgspec.DecodeError, RequestError) as error:
+            failed = EngineOutput(
+                request_id=message.request_id,
+                finish_reason=FinishReason.ERROR,
+                error=f"the engine core refused the request: {error}",
+            )
+            self._send_outputs(EngineOutputs(outputs=[failed], timestamp=time.monotonic()))
+
+    def _call(self, core: EngineCore, message: wire.Call) -> None:
+        """Call one of the methods that front ends may call."""
+        if message.method == "reset_prefix_cache":
+            value = core.reset_prefix_cache()
+            self._send(wire.Result(call_id=message.call_id, value=value))
+        else:
+            error = f"unknown method {message.method[:64]!r}"
+            self._send(wire.Result(call_id=message.call_id, error=error))
+
+    def _send_stats(self, core: EngineCore) -> None:
+        self._send_outputs(EngineOutputs(stats=core.stats(), timestamp=time.monotonic()))
+
+    def _send_outputs(self, outputs: EngineOutputs) -> None:
+        outputs.engine_index = self._index
+        self._send(wire.Outputs(outputs=outputs))
+
+    def _send(self, message: wire.FromCore) -> None:
+        self._socket.send(self._encoder.encode(message))
+
+    def _end_with_parent(self) -> None:
+        """Wait for the end of standard input; then stop, by force if a step does not end."""
+        while os.read(0, 4096):
+            pass
+        self._stopping.set()
+        time.sleep(_PARENT_GRACE_SECONDS)
+        os._exit(1)
+
+
+def main() -> int:
+    """Entry point of the core process."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    configure_logging()
+    return CoreProcess(sys.argv[1], int(sys.argv[2])).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

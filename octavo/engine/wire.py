@@ -1,0 +1,111 @@
+"""What front end and core say over their socket. Every frame is one msgpack message of this file.
+
+front end                               core process
+          ◄── Hello ────────────────────  started, wants to know what to be
+Start ──►                                 loads the model
+          ◄── Ready | Failed ───────────
+Add, Abort, Call, Shutdown ──►
+          ◄── Outputs, Result, Dead ────  Outputs without outputs is the heartbeat
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo.config.engine import EngineConfig
+from octavo.contracts.codec import Decoder
+from octavo.contracts.kv_spec import MemoryPlan
+from octavo.contracts.messages import EngineOutputs, EngineRequest
+
+
+class Start(msgspec.Struct, tag="start"):
+    """Become the engine of this configuration. `model_path` is a local file or folder."""
+
+    config: EngineConfig
+    model_path: str
+    client_index: int = 0
+
+
+class Add(msgspec.Struct, tag="add"):
+    """A request. It is decoded on its own, so that a broken one is answered under its id."""
+
+    request_id: str
+    request: msgspec.Raw
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    """End requests."""
+
+    request_ids: list[str]
+
+
+class Call(msgspec.Struct, tag="call"):
+    """Call one of the core's few callable methods; the answer is a `Result` of the same id."""
+
+    call_id: int
+    method: str
+
+
+class Shutdown(msgspec.Struct, tag="shutdown"):
+    """Stop now. (The front end drains; the core need not know why.)"""
+
+
+class Hello(msgspec.Struct, tag="hello"):
+    """The core process is up."""
+
+    pid: int
+
+
+class CoreInfo(msgspec.Struct, kw_only=True):
+    """What the front end needs to know of a core.
+
+    Attributes:
+        config: resolved.
+        kv_cache_dtype: for display.
+    """
+
+    config: EngineConfig
+    memory_plan: MemoryPlan
+    vocab_size: int
+    kv_cache_dtype: str
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The model is loaded; requests are welcome."""
+
+    info: CoreInfo
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    """The engine cannot be built: `error` names a class of octavo.errors."""
+
+    error: str
+    message: str
+
+
+class Outputs(msgspec.Struct, tag="outputs"):
+    """What a step brought for this front end."""
+
+    outputs: EngineOutputs
+
+
+class Result(msgspec.Struct, tag="result"):
+    """The answer to a `Call`: `error` is the message if it failed."""
+
+    call_id: int
+    value: bool | None = None
+    error: str | None = None
+
+
+class Dead(msgspec.Struct, tag="dead"):
+    """The engine cannot go on; the process ends after this."""
+
+    message: str
+
+
+ToCore = Start | Add | Abort | Call | Shutdown
+FromCore = Hello | Ready | Failed | Outputs | Result | Dead
+
+to_core_decoder: Decoder[ToCore] = Decoder(ToCore)  # type: ignore[arg-type]
+from_core_decoder: Decoder[FromCore] = Decoder(FromCore)  # type: ignore[arg-type]
+request_decoder: Decoder[EngineRequest] = Decoder(EngineRequest)
