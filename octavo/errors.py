@@ -19,6 +19,19 @@ A message gives the value, the rule and the remedy. User input never meets an `a
 
 from __future__ import annotations
 
+_MAX_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """A user's value for an error message: its repr, cut to 80 characters."""
+    if isinstance(value, int) and value.bit_length() > 256:  # Python may refuse to print it
+        return f"<a number of {value.bit_length()} bits>"
+    try:
+        text = repr(value[: _MAX_SHOWN + 1] if isinstance(value, (str, bytes)) else value)
+    except Exception:  # a broken __repr__, or a huge number inside
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
+
 
 class OctavoError(Exception):
     """Root of the tree: catch this to catch all that Octavo raises on purpose."""

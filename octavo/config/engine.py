@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from octavo.config.sections import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, shown
 
 MAX_NUM_SEQS = 4096
 MAX_NUM_BATCHED_TOKENS = 131072
+MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +50,17 @@ class EngineConfig:
                 _check_type(f.name, getattr(value, f.name), hints[f.name])
         cache, scheduler = self.cache, self.scheduler
         _in_range("max_num_seqs", scheduler.max_num_seqs, 1, MAX_NUM_SEQS)
-        _in_range("max_num_batched_tokens", scheduler.max_num_batched_tokens, 1, MAX_NUM_BATCHED_TOKENS)
+        _in_range(
+            "max_num_batched_tokens", scheduler.max_num_batched_tokens, 1, MAX_NUM_BATCHED_TOKENS
+        )
         _in_range("long_prefill_token_threshold", scheduler.long_prefill_token_threshold, 0, 2**31)
         _in_range("pipeline_depth", scheduler.pipeline_depth, 1, 8)
+        _in_range("seed", self.model.seed, 0, MAX_SEED)
         if self.model.max_model_len is not None:
             _in_range("max_model_len", self.model.max_model_len, 1, 2**31)
         if cache.gpu_memory_utilization is not None and not 0 < cache.gpu_memory_utilization <= 1:
             raise ConfigError(
-                f"gpu_memory_utilization={cache.gpu_memory_utilization} must be in (0, 1]"
+                f"gpu_memory_utilization={shown(cache.gpu_memory_utilization)} must be in (0, 1]"
             )
         if cache.kv_cache_memory_bytes is not None:
             _in_range("kv_cache_memory_bytes", cache.kv_cache_memory_bytes, 1, 2**50)
@@ -99,18 +103,20 @@ def section_fields(section: str) -> tuple[Any, ...]:
 
 def _in_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        raise ConfigError(f"{name}={value} must be in {low}…{high}")
+        raise ConfigError(f"{name}={shown(value)} must be in {low}…{high}")
 
 
 def _check_type(name: str, value: object, hint: Any) -> None:
     options = typing.get_args(hint)
     if typing.get_origin(hint) is typing.Literal:
         if value not in options:
-            raise ConfigError(f"{name}={value!r} must be one of {', '.join(map(repr, options))}")
+            raise ConfigError(
+                f"{name}={shown(value)} must be one of {', '.join(map(repr, options))}"
+            )
         return
     allowed = tuple(options) if options else (hint,)
     if float in allowed and type(value) is int:
         return
     if type(value) not in allowed:
         names = " or ".join("None" if t is type(None) else t.__name__ for t in allowed)
-        raise ConfigError(f"{name}={value!r} must be {names}")
+        raise ConfigError(f"{name}={shown(value)} must be {names}")

@@ -6,10 +6,11 @@ wrong type or an unknown choice is an error that says what is supported. Nothing
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.errors import UnsupportedModelError
+from octavo.errors import UnsupportedModelError, shown
 
 _MISSING: Any = object()
 
@@ -47,8 +48,8 @@ class ConfigReader:
         value = self._get(key, default)
         if value is default and default is not _MISSING:
             return value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-            raise self._wrong(key, value, "a number")
+        if type(value) not in (int, float) or abs(value) > sys.float_info.max or value != value:
+            raise self._wrong(key, value, "a finite number")
         return float(value)
 
     def bool(self, key: str, default: Any = _MISSING) -> Any:
@@ -58,12 +59,14 @@ class ConfigReader:
             raise self._wrong(key, value, "true or false")
         return value
 
-    def choice(self, key: str, choices: Mapping[str, Any] | Sequence[str], default: Any = _MISSING) -> Any:
+    def choice(
+        self, key: str, choices: Mapping[str, Any] | Sequence[str], default: Any = _MISSING
+    ) -> Any:
         """One of `choices`; a mapping translates it."""
         value = self._get(key, default)
-        if value not in choices:
+        if value not in tuple(choices):  # a tuple, because a value may be unhashable
             raise UnsupportedModelError(
-                f"{self._where}: {key}={value!r} is not supported; supported: "
+                f"{self._where}: {key}={shown(value)} is not supported; supported: "
                 f"{', '.join(map(str, choices))}"
             )
         return choices[value] if isinstance(choices, Mapping) else value
@@ -97,4 +100,4 @@ class ConfigReader:
         return value
 
     def _wrong(self, key: str, value: object, rule: str) -> UnsupportedModelError:
-        return UnsupportedModelError(f"{self._where}: {key}={value!r} must be {rule}")
+        return UnsupportedModelError(f"{self._where}: {key}={shown(value)} must be {rule}")

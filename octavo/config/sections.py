@@ -14,6 +14,7 @@ DtypeName = Literal["auto", "float32", "bfloat16"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Policy = Literal["fcfs", "priority"]
 DeviceName = Literal["auto", "cpu", "reference"]
+ExecutorName = Literal["uni", "fake"]
 
 
 def option(default: Any, help: str) -> Any:
@@ -58,7 +59,9 @@ class SchedulerConfig:
 
     max_num_seqs: int = option(128, "most requests running at once")
     max_num_batched_tokens: int = option(2048, "token budget of a step")
-    long_prefill_token_threshold: int = option(0, "most prompt tokens of one request per step; 0: no limit")
+    long_prefill_token_threshold: int = option(
+        0, "most prompt tokens of one request per step; 0: no limit"
+    )
     scheduling_policy: Policy = option("fcfs", "order of waiting requests: fcfs, priority")
     pipeline_depth: int = option(1, "steps in flight; 1 is synchronous, 2 is async scheduling")
 
@@ -69,3 +72,6 @@ class DeviceConfig:
 
     device: DeviceName = option("auto", "cpu; reference (torch on CPU, slow, for tests)")
     num_threads: int | None = option(None, "compute threads; None: by affinity mask and cgroup")
+    distributed_executor_backend: ExecutorName = option(
+        "uni", "uni: in the core's process; fake: no model, to measure the engine around it"
+    )

@@ -2,7 +2,7 @@
 
 An array travels as extension 1: dtype name, shape, raw little-endian bytes. Only the dtypes below
 are accepted, and the byte count must match the shape, so that a hostile frame cannot do more than
-raise `msgspec.ValidationError`.
+raise `msgspec.DecodeError`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import msgspec
 import numpy as np
 
 _EXT_NDARRAY = 1
-_DTYPES = {name: np.dtype(name) for name in ("float32", "int32", "int64", "uint8", "uint16")}
+_DTYPES = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in ("float32", "int32", "int64", "uint8", "uint16")
+}
 _MAX_NDIM = 4
 
 T = TypeVar("T")
@@ -22,8 +25,10 @@ T = TypeVar("T")
 
 def _enc_hook(obj: Any) -> Any:
     if isinstance(obj, np.ndarray) and obj.dtype.name in _DTYPES:
+        if obj.ndim > _MAX_NDIM:
+            raise TypeError(f"an array of {obj.ndim} dimensions cannot travel over the wire")
         header = msgspec.msgpack.encode((obj.dtype.name, obj.shape))
-        body = np.ascontiguousarray(obj).tobytes()
+        body = obj.astype(_DTYPES[obj.dtype.name], copy=False).tobytes()
         return msgspec.msgpack.Ext(_EXT_NDARRAY, len(header).to_bytes(2, "little") + header + body)
     raise TypeError(f"{type(obj).__name__} cannot travel over the wire")
 
@@ -38,7 +43,10 @@ def _ext_hook(code: int, data: memoryview) -> Any:
         raise msgspec.ValidationError(f"array of {name!r} {shape} is not accepted")
     if math.prod(shape) * dtype.itemsize != len(data) - end:
         raise msgspec.ValidationError(f"array {shape} of {name} has {len(data) - end} bytes")
-    return np.frombuffer(data[end:], dtype=dtype).reshape(shape)
+    try:
+        return np.frombuffer(data[end:], dtype=dtype).reshape(shape)
+    except ValueError as error:  # a dimension beside a zero that no array can have
+        raise msgspec.ValidationError(f"array {shape} of {name}: {error}") from error
 
 
 def _dec_hook(kind: type, obj: Any) -> Any:
@@ -58,10 +66,13 @@ class Encoder:
 
 
 class Decoder(Generic[T]):
-    """Decodes messages of one type; raises msgspec.ValidationError / DecodeError on anything else."""
+    """Decodes messages of one type. Anything else is a DecodeError (ValidationError is one)."""
 
     def __init__(self, kind: type[T]) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=_ext_hook, dec_hook=_dec_hook)
 
     def decode(self, data: bytes | memoryview) -> T:
-        return self._decoder.decode(data)
+        try:
+            return self._decoder.decode(data)
+        except RecursionError as error:
+            raise msgspec.DecodeError("nested too deeply") from error

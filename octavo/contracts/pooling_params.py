@@ -1,4 +1,4 @@
-"""What a pooling request (embedding, scoring) asks for. Refused by the engine until it has poolers."""
+"""What a pooling request (embedding, scoring) asks for. Refused until there are poolers."""
 
 from __future__ import annotations
 

@@ -8,11 +8,12 @@ whose stage does not exist yet is refused by name, never ignored.
 from __future__ import annotations
 
 import enum
+import numbers
 from typing import Any
 
 import msgspec
 
-from octavo.errors import RequestError
+from octavo.errors import RequestError, shown
 
 MAX_N = 128
 MAX_STOP_STRINGS = 64
@@ -29,13 +30,15 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (None,),
     "logprob_token_ids": (None,),
     "structured_outputs": (None,),
-    "logit_bias": (None,),
+    "logit_bias": (None, {}),
     "allowed_token_ids": (None,),
     "bad_words": (None, []),
     "thinking_token_budget": (None,),
     "repetition_detection": (None,),
     "extra_args": (None,),
 }
+_INTS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
+_FLOATS = ("temperature", "top_p", "min_p")
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -108,7 +111,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 isinstance(value, (int, float)) and value in neutral
             ):
                 raise RequestError(
-                    f"{name}={_short(value)} is not supported yet; leave it out", param=name
+                    f"{name}={shown(value)} is not supported yet; leave it out", param=name
                 )
         self._normalise()
         self._check()
@@ -128,18 +131,20 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     # ---------------------------------------------------------------- checking
 
     def _normalise(self) -> None:
+        """Plain Python numbers and lists of our own; the neutral spellings made one."""
         if isinstance(self.stop, str):
             self.stop = [self.stop]
-        elif isinstance(self.stop, tuple):
+        elif isinstance(self.stop, (list, tuple)):
             self.stop = list(self.stop)
-        if isinstance(self.stop_token_ids, (tuple, set, frozenset)):
-            self.stop_token_ids = list(self.stop_token_ids)
-        for name in ("temperature", "top_p", "min_p"):
-            if type(getattr(self, name)) is int:
-                setattr(self, name, float(getattr(self, name)))
-        if self.seed == -1:
+        if isinstance(self.stop_token_ids, (list, tuple, set, frozenset)):
+            self.stop_token_ids = [_plain_int(i) for i in self.stop_token_ids]
+        for name in _INTS:
+            setattr(self, name, _plain_int(getattr(self, name)))
+        for name in _FLOATS:
+            setattr(self, name, _plain_float(getattr(self, name)))
+        if type(self.seed) is int and self.seed == -1:
             self.seed = None
-        if self.top_k == -1:
+        if type(self.top_k) is int and self.top_k == -1:
             self.top_k = 0
 
     def _check(self) -> None:
@@ -168,7 +173,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         ):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(
-                    f"{name}={_short(getattr(self, name))} must be true or false", param=name
+                    f"{name}={shown(getattr(self, name))} must be true or false", param=name
                 )
         if self.spaces_between_special_tokens is not True:
             raise RequestError(
@@ -177,7 +182,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             )
         if not isinstance(self.output_kind, RequestOutputKind):
             raise RequestError(
-                f"output_kind={_short(self.output_kind)} must be a RequestOutputKind",
+                f"output_kind={shown(self.output_kind)} must be a RequestOutputKind",
                 param="output_kind",
             )
         self._check_stop()
@@ -187,7 +192,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if stop is not None:
             if not isinstance(stop, list) or not all(isinstance(s, str) for s in stop):
                 raise RequestError(
-                    f"stop={_short(stop)} must be a string or a list of strings", param="stop"
+                    f"stop={shown(stop)} must be a string or a list of strings", param="stop"
                 )
             if len(stop) > MAX_STOP_STRINGS:
                 raise RequestError(
@@ -200,13 +205,18 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                     f"a stop string is longer than {MAX_STOP_STRING_LENGTH} characters",
                     param="stop",
                 )
+            if any("\ud800" <= char <= "\udfff" for s in stop for char in s):
+                raise RequestError(
+                    f"stop={shown(stop)} holds half a surrogate pair, which no text has",
+                    param="stop",
+                )
             if stop and not self.detokenize:
                 raise RequestError("stop strings need detokenize=True", param="stop")
         ids = self.stop_token_ids
         if ids is not None:
             if not isinstance(ids, list) or not all(type(i) is int for i in ids):
                 raise RequestError(
-                    f"stop_token_ids={_short(ids)} must be a list of token ids",
+                    f"stop_token_ids={shown(ids)} must be a list of token ids",
                     param="stop_token_ids",
                 )
             if len(ids) > MAX_STOP_TOKEN_IDS:
@@ -220,7 +230,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for i in self.stop_token_ids or ():
             if not 0 <= i < vocab_size:
                 raise RequestError(
-                    f"stop_token_ids holds {i}; the model's ids are 0…{vocab_size - 1}",
+                    f"stop_token_ids holds {shown(i)}; the model's ids are 0…{vocab_size - 1}",
                     param="stop_token_ids",
                 )
         if self.logprobs is not None and self.logprobs > vocab_size:
@@ -230,24 +240,35 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             )
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"
+def _plain_int(value: Any) -> Any:
+    """numpy's and other integers as int; anything else as it is, for the check to refuse."""
+    exact = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return int(value) if exact else value
+
+
+def _plain_float(value: Any) -> Any:
+    """Any real number as float; anything else, or a number beyond floats, as it is."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return value
 
 
 def _check_int(name: str, value: object, low: int, high: int, note: str = "") -> None:
     if type(value) is not int:
-        raise RequestError(f"{name}={_short(value)} must be an integer", param=name)
+        raise RequestError(f"{name}={shown(value)} must be an integer", param=name)
     if not low <= value <= high:
         tail = f" ({note})" if note else ""
-        raise RequestError(f"{name}={value} must be in {low}…{high}{tail}", param=name)
+        raise RequestError(f"{name}={shown(value)} must be in {low}…{high}{tail}", param=name)
 
 
 def _check_float(
     name: str, value: object, low: float, high: float, *, low_open: bool = False
 ) -> None:
     if type(value) is not float:
-        raise RequestError(f"{name}={_short(value)} must be a number", param=name)
+        raise RequestError(f"{name}={shown(value)} must be a number", param=name)
     inside = (value > low if low_open else value >= low) and value <= high  # False for NaN
     if not inside:
         bracket = "(" if low_open else "["

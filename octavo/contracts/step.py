@@ -98,7 +98,7 @@ class SchedulerOutput:
 
 @dataclass(slots=True, kw_only=True)
 class GrammarOutput:
-    """Token masks for sampling. `bitmask` [len(request_ids), ceil(vocab / 32)] int32, 1 = allowed."""
+    """Token masks for sampling. `bitmask` [len(request_ids), ceil(vocab / 32)] int32, 1 allows."""
 
     request_ids: list[str]
     bitmask: np.ndarray
