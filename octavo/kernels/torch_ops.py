@@ -42,10 +42,11 @@ _ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class _Rows(NamedTuple):
-    """A value's handle. `act` keeps the two formats apart where both are float32."""
+    """A value's handle. `act` keeps the two formats apart where both are float32; an external input
+    (None) is either, by its dtype."""
 
     data: torch.Tensor  # [rows, width]
-    act: bool
+    act: bool | None
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class TorchOps(Ops):
             f"input {name!r} is {array.shape}, not {(self._num_tokens, width)}",
         )
         data = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
-        return Value(_Rows(data.to(TORCH_DTYPES[dtype]), act=False), Rows.TOKENS, width, dtype)
+        return Value(_Rows(data.to(TORCH_DTYPES[dtype]), act=None), Rows.TOKENS, width, dtype)
 
     def output(self, name: str, x: Value) -> None:
         need(name not in self.taps, f"output {name!r} is named twice")
@@ -286,10 +287,13 @@ class TorchOps(Ops):
         return Value(_Rows(rounded, act=True), rows, data.shape[1], self._dtype)
 
     def _check_act(self, x: Value) -> None:
-        need(x.handle.act, "an activation was expected, and a residual given")
+        need(
+            x.dtype is self._dtype and x.handle.act is not False,
+            "an activation was expected, and a residual given",
+        )
 
     def _check_f32(self, x: Value) -> None:
-        need(x.dtype is DType.F32 and not x.handle.act, "float32 rows were expected")
+        need(x.dtype is DType.F32 and x.handle.act is not True, "float32 rows were expected")
 
     def _check_residual(self, residual: Value, rows: Rows, width: int) -> None:
         self._check_f32(residual)

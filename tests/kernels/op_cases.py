@@ -1,0 +1,337 @@
+"""One or more cases per op: what to build, which rows to feed. `test_contract` does the rest.
+
+A case's forward ends in taps; "out" is the op's result. Its inputs are functions of (request,
+position), so that the same row can be computed in any batch, at any place, in any chunk.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import gguf
+import numpy as np
+
+from octavo.contracts.kv_spec import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroup,
+    SlidingWindowSpec,
+)
+from octavo.contracts.tensor import DType, HostTensor, float32_to_bf16
+from octavo.kernels.ops import (
+    Activation,
+    Backend,
+    HeadNorm,
+    HeadShape,
+    KVCache,
+    KVLayer,
+    Ops,
+    RopeTable,
+    StepLimits,
+    Value,
+)
+
+VOCAB = 97
+MAX_TOKENS = 512
+MAX_LEN = 320
+NUM_BLOCKS = 32
+
+
+class Lab:
+    """What a case builds with, on one back end.
+
+    Args:
+        act_taps: activations are made by a norm, and tapped as "act"; otherwise they are taken from
+            the external input "act", so that two back ends can work on the very same ones.
+    """
+
+    def __init__(self, backend: Backend, name: str, *, act_taps: bool = True) -> None:
+        self.backend = backend
+        self.widths: dict[str, int] = {}
+        self.cache: KVCache | None = None
+        self.window: int | None = None
+        self._act_taps = act_taps
+        self._rng = np.random.default_rng(zlib.crc32(name.encode()))
+
+    def tensor(self, *shape: int, dtype: DType = DType.F32, mean: float = 0.0) -> HostTensor:
+        """Random values: the same for the same case, in the same order of calls."""
+        scale = shape[-1] ** -0.5 if len(shape) == 2 else 0.3
+        values = (mean + scale * self._rng.standard_normal(shape)).astype(np.float32)
+        if dtype is DType.BF16:
+            return HostTensor(float32_to_bf16(values), dtype, shape)
+        if dtype is DType.F16:
+            return HostTensor.of(values.astype(np.float16))
+        if dtype.is_block_format:
+            data = gguf.quantize(values, gguf.GGMLQuantizationType[dtype.name])
+            return HostTensor(data, dtype, shape)
+        return HostTensor.of(values)
+
+    def rows(self, ops: Ops, name: str, width: int) -> Value:
+        """External rows [T, width] float32."""
+        self.widths[name] = width
+        return ops.input(name, width)
+
+    def act(self, ops: Ops, width: int) -> Value:
+        """An activation [T, width] of the external rows "x"."""
+        if not self._act_taps:
+            self.widths["act"] = width
+            return ops.input("act", width, self.backend.dtype)
+        unit = self.backend.pack_vector(HostTensor.of(np.ones(width, dtype=np.float32)))
+        act = ops.rms_norm(self.rows(ops, "x", width), unit, eps=1e-6)
+        ops.output("act", act)
+        return act
+
+    def kv(self, heads: HeadShape, window: int | None = None) -> KVLayer:
+        """The only layer of a new cache."""
+        kept = {
+            "num_kv_heads": heads.num_kv_heads,
+            "head_size": heads.head_dim,
+            "head_size_v": heads.head_dim,
+            "dtype": self.backend.dtype,
+        }
+        self.window = window
+        spec = (
+            FullAttentionSpec(**kept)
+            if window is None
+            else SlidingWindowSpec(**kept, sliding_window=window)
+        )
+        group = KVCacheGroup(layer_names=("layer",), spec=spec)
+        self.cache = self.backend.allocate_kv(KVCacheConfig(num_blocks=NUM_BLOCKS, groups=(group,)))
+        return self.cache.layer("layer")
+
+    def rope(self, rotary_dim: int, *, interleaved: bool = False) -> RopeTable:
+        angles = np.outer(np.arange(MAX_LEN), 100.0 ** -(np.arange(0, rotary_dim, 2) / rotary_dim))
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        return self.backend.pack_rope(cos, sin, interleaved=interleaved)
+
+
+Forward = Callable[[Ops], None]
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """`build` makes weights on a back end and returns a forward; `lengths` are the requests'."""
+
+    op: str
+    variant: str
+    build: Callable[[Lab], Forward]
+    lengths: tuple[int, ...] = (1, 3, 17, 40)
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}-{self.variant}"
+
+
+CASES: list[OpCase] = []
+
+
+def _case(op: str, variant: str, lengths: tuple[int, ...] | None = None) -> Callable[..., None]:
+    def add(build: Callable[[Lab], Forward]) -> None:
+        CASES.append(OpCase(op, variant, build, *([lengths] if lengths else [])))
+
+    return add
+
+
+LIMITS = StepLimits(
+    max_tokens=MAX_TOKENS,
+    max_requests=16,
+    max_logit_rows=MAX_TOKENS,
+    max_blocks_per_request=MAX_LEN // 16,
+    max_position=MAX_LEN,
+)
+
+# ------------------------------------------------------------------ inputs, outputs, norms
+
+for width in (33, 64):
+
+    @_case("input", f"width-{width}")
+    def _(lab: Lab, width: int = width) -> Forward:
+        return lambda ops: ops.output("out", lab.rows(ops, "x", width))
+
+    @_case("output", f"width-{width}")
+    def _(lab: Lab, width: int = width) -> Forward:
+        def forward(ops: Ops) -> None:
+            x = lab.rows(ops, "x", width)
+            ops.output("first", x)
+            act = lab.act(ops, width)
+            ops.output("out", act)
+
+        return forward
+
+    @_case("select_rows", f"width-{width}")
+    def _(lab: Lab, width: int = width) -> Forward:
+        def forward(ops: Ops) -> None:
+            ops.output("residual", ops.select_rows(lab.rows(ops, "y", width)))
+            ops.output("out", ops.select_rows(lab.act(ops, width)))
+
+        return forward
+
+
+for tied, width, scale in ((False, 33, 1.0), (False, 64, 8.0), (True, 33, 1.0), (True, 80, 0.5)):
+
+    @_case("embedding", f"{'tied' if tied else 'plain'}-{width}-scale-{scale}")
+    def _(lab: Lab, tied: bool = tied, width: int = width, scale: float = scale) -> Forward:
+        table = lab.tensor(VOCAB, width)
+        pack = lab.backend.pack_embedding
+        weight = lab.backend.pack_linear([table]) if tied else pack(table)
+        return lambda ops: ops.output("out", ops.embedding(weight, scale=scale))
+
+
+for width, eps, offset in ((33, 1e-6, 0.0), (64, 1e-5, 0.0), (576, 1e-5, 1.0)):
+
+    @_case("rms_norm", f"{width}-offset-{offset}")
+    def _(lab: Lab, width: int = width, eps: float = eps, offset: float = offset) -> Forward:
+        weight = lab.backend.pack_vector(lab.tensor(width, mean=1 - offset))
+
+        def forward(ops: Ops) -> None:
+            x = lab.rows(ops, "x", width)
+            ops.output("out", ops.rms_norm(x, weight, eps=eps, offset=offset))
+            chosen = ops.select_rows(x)
+            ops.output("logits_rows", ops.rms_norm(chosen, weight, eps=eps, offset=offset))
+
+        return forward
+
+    @_case("rms_norm_add", f"{width}-offset-{offset}")
+    def _(lab: Lab, width: int = width, eps: float = eps, offset: float = offset) -> Forward:
+        weight = lab.backend.pack_vector(lab.tensor(width, mean=1 - offset))
+
+        def forward(ops: Ops) -> None:
+            x, residual = lab.rows(ops, "x", width), lab.rows(ops, "residual", width)
+            ops.output("out", ops.rms_norm_add(x, weight, residual, eps=eps, offset=offset))
+
+        return forward
+
+
+# ------------------------------------------------------------------ linear maps
+
+LINEAR = [  # (variant, K, sizes of the parts, bias, dtype of the weight's tensor)
+    ("square", 64, (64,), False, DType.F32),
+    ("odd", 33, (7,), True, DType.F32),
+    ("parts", 48, (32, 17, 16), True, DType.BF16),
+    ("long", 1600, (40,), False, DType.F16),
+    ("q8_0", 64, (96,), False, DType.Q8_0),
+    ("q4_1", 96, (33,), False, DType.Q4_1),
+    ("one", 32, (1,), False, DType.F32),
+]
+for variant, k, sizes, bias, dtype in LINEAR:
+
+    @_case("linear", variant)
+    def _(lab: Lab, k: int = k, sizes=sizes, bias: bool = bias, dtype: DType = dtype) -> Forward:
+        parts = [lab.tensor(n, k, dtype=dtype) for n in sizes]
+        weight = lab.backend.pack_linear(parts, [lab.tensor(n) for n in sizes] if bias else None)
+        return lambda ops: ops.output("out", ops.linear(lab.act(ops, k), weight))
+
+    @_case("linear_add", variant)
+    def _(lab: Lab, k: int = k, sizes=sizes, bias: bool = bias, dtype: DType = dtype) -> Forward:
+        parts = [lab.tensor(n, k, dtype=dtype) for n in sizes]
+        weight = lab.backend.pack_linear(parts, [lab.tensor(n) for n in sizes] if bias else None)
+
+        def forward(ops: Ops) -> None:
+            residual = lab.rows(ops, "residual", sum(sizes))
+            ops.output("out", ops.linear_add(lab.act(ops, k), weight, residual))
+
+        return forward
+
+
+for activation, k, n, bias in (
+    (Activation.SILU, 64, 96, False),
+    (Activation.SILU, 33, 33, True),
+    (Activation.GELU_TANH, 48, 20, False),
+    (Activation.GELU, 80, 16, True),
+):
+
+    @_case("gated_linear", f"{activation.value}-{k}-{n}")
+    def _(lab: Lab, activation=activation, k: int = k, n: int = n, bias: bool = bias) -> Forward:
+        parts = [lab.tensor(n, k), lab.tensor(n, k)]
+        biases = [lab.tensor(n), lab.tensor(n)] if bias else None
+        weight = lab.backend.pack_linear(parts, biases, gated=True)
+        return lambda ops: ops.output("out", ops.gated_linear(lab.act(ops, k), weight, activation))
+
+
+for vocab, scale, soft_cap in ((100, 1.0, None), (33, 0.25, None), (VOCAB, 2.0, 3.0)):
+
+    @_case("logits", f"{vocab}-scale-{scale}-cap-{soft_cap}")
+    def _(lab: Lab, vocab: int = vocab, scale: float = scale, soft_cap=soft_cap) -> Forward:
+        weight = lab.backend.pack_linear([lab.tensor(vocab, 48)])
+
+        def forward(ops: Ops) -> None:
+            x = ops.select_rows(lab.act(ops, 48))
+            ops.output("out", ops.logits(x, weight, scale=scale, soft_cap=soft_cap))
+
+        return forward
+
+
+# ------------------------------------------------------------------ attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attention:
+    """A layer, and the requests that meet in it."""
+
+    heads: tuple[int, int, int]
+    k: int = 48
+    bias: bool = False
+    rotary_dim: int = 0
+    interleaved: bool = False
+    norm_offset: float | None = None
+    window: int | None = None
+    soft_cap: float | None = None
+    lengths: tuple[int, ...] = (1, 5, 37, 16)
+
+
+ATTENTION = {
+    "mha": _Attention(heads=(4, 4, 16), rotary_dim=16),
+    "gqa": _Attention(heads=(4, 2, 16), rotary_dim=16, bias=True),
+    "gqa-3": _Attention(heads=(9, 3, 64), rotary_dim=64, k=64),
+    "mqa": _Attention(heads=(6, 1, 32), rotary_dim=32),
+    "odd-size": _Attention(heads=(3, 3, 20), rotary_dim=20, k=33),
+    "interleaved": _Attention(heads=(4, 2, 16), rotary_dim=16, interleaved=True),
+    "partial": _Attention(heads=(4, 2, 24), rotary_dim=12),
+    "partial-interleaved": _Attention(heads=(2, 1, 32), rotary_dim=8, interleaved=True),
+    "no-rope": _Attention(heads=(2, 2, 16)),
+    "head-norm": _Attention(heads=(4, 2, 16), rotary_dim=16, norm_offset=0.0),
+    "head-norm-offset": _Attention(heads=(4, 1, 40), rotary_dim=20, norm_offset=1.0, bias=True),
+    "soft-cap": _Attention(heads=(4, 2, 16), rotary_dim=16, soft_cap=2.0),
+    "window-5": _Attention(heads=(4, 2, 16), rotary_dim=16, window=5, lengths=(1, 23, 70)),
+    "window-16": _Attention(heads=(2, 1, 16), rotary_dim=16, window=16, lengths=(40, 3, 65)),
+    "window-1": _Attention(heads=(2, 1, 16), rotary_dim=16, window=1, lengths=(40, 3)),
+    "long": _Attention(heads=(4, 2, 16), rotary_dim=16, lengths=(300, 2, 40)),
+    "long-window": _Attention(heads=(2, 1, 16), rotary_dim=16, window=280, lengths=(300, 20)),
+    "long-cap": _Attention(heads=(3, 1, 32), soft_cap=3.0, lengths=(257, 30)),
+}
+
+
+def _attention_forward(lab: Lab, a: _Attention) -> Forward:
+    num_heads, num_kv_heads, dim = a.heads
+    heads = HeadShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=dim)
+    sizes = [num_heads * dim, num_kv_heads * dim, num_kv_heads * dim]
+    weight = lab.backend.pack_linear(
+        [lab.tensor(n, a.k) for n in sizes], [lab.tensor(n) for n in sizes] if a.bias else None
+    )
+    norm = None
+    if a.norm_offset is not None:
+        q, k = (lab.backend.pack_vector(lab.tensor(dim, mean=1 - a.norm_offset)) for _ in range(2))
+        norm = HeadNorm(q=q, k=k, eps=1e-6, offset=a.norm_offset)
+    rope = lab.rope(a.rotary_dim, interleaved=a.interleaved) if a.rotary_dim else None
+    kv = lab.kv(heads, a.window)
+
+    def forward(ops: Ops) -> None:
+        q = ops.qkv_rope_store(lab.act(ops, a.k), weight, kv, heads, rope, norm)
+        ops.output("q", q)
+        out = ops.attention(
+            q, kv, heads, scale=1.5 * dim**-0.5, sliding_window=a.window, soft_cap=a.soft_cap
+        )
+        ops.output("out", out)
+
+    return forward
+
+
+for variant, attention in ATTENTION.items():
+    # The two ops need each other: what one stores is seen by what the other reads.
+    op = "attention" if len(attention.lengths) < 4 else "qkv_rope_store"
+
+    @_case(op, variant, attention.lengths)
+    def _(lab: Lab, attention: _Attention = attention) -> Forward:
+        return _attention_forward(lab, attention)
