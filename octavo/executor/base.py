@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
-from dataclasses import dataclass
 
-from octavo.config.engine import EngineConfig
-from octavo.contracts.kv_spec import KVCacheConfig, MemoryPlan
 from octavo.contracts.step import GrammarOutput, RunnerOutput, SchedulerOutput
+from octavo.worker.info import ExecutorInfo
 
-
-@dataclass(frozen=True, kw_only=True)
-class ExecutorInfo:
-    """What the core needs to know of the loaded model.
-
-    `config` is resolved: `max_model_len` is set, and lowered where memory asks for it.
-    """
-
-    config: EngineConfig
-    kv_cache_config: KVCacheConfig
-    memory_plan: MemoryPlan
-    vocab_size: int
+__all__ = ["Executor", "ExecutorInfo"]
 
 
 class Executor(ABC):

@@ -1,0 +1,218 @@
+"""Runs steps: diffs into the persistent batch, forward, sampling.
+
+    execute_model(step)    diffs → clears and copies → StepBatch → graph.replay
+    sample_tokens(grammar) logits → tokens, kept in the persistent batch → RunnerOutput
+
+Nothing here asks which model it runs. Feature state lives in `RunnerFeature`s and sampler stages,
+which share one life cycle. A request that cannot be added, or whose logits are not finite, fails
+alone: it leaves the batch, and its id is remembered until the scheduler drops it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from octavo.contracts.features import RunnerFeature
+from octavo.contracts.messages import LogprobRows
+from octavo.contracts.step import (
+    GrammarOutput,
+    NewRequestData,
+    RunnerOutput,
+    SchedulerOutput,
+)
+from octavo.errors import ConfigError, RequestError
+from octavo.kernels.ops import Backend, Graph, KVCache, StepLimits
+from octavo.log import get_logger
+from octavo.sample.sampler import Sampler
+from octavo.worker.request_state import RequestState
+from octavo.worker.step_batch import StepBatch, StepBatchBuilder
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pending:
+    """A step between its forward and its sampling. `batch` is None where nothing was to run."""
+
+    step: SchedulerOutput
+    batch: StepBatch | None
+    taps: Mapping[str, Any]
+
+
+class ModelRunner:
+    """Owns the persistent batch.
+
+    Args:
+        graph: the captured forward, with a tap "logits" [R, vocab] float32.
+        limits: what the graph was captured for.
+        block_sizes: tokens per block, per KV group.
+        features: worker halves of features, called in this order.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        graph: Graph,
+        kv: KVCache,
+        limits: StepLimits,
+        block_sizes: Sequence[int],
+        vocab_size: int,
+        features: Sequence[RunnerFeature] = (),
+    ) -> None:
+        self._graph = graph
+        self._kv = kv
+        self._state = RequestState(
+            max_num_seqs=limits.max_requests,
+            max_model_len=limits.max_position,
+            vocab_size=vocab_size,
+            block_sizes=block_sizes,
+        )
+        self._builder = StepBatchBuilder(
+            max_tokens=limits.max_tokens, max_requests=limits.max_requests
+        )
+        self._sampler = Sampler(backend, num_rows=limits.max_requests, vocab_size=vocab_size)
+        self._features = tuple(features)
+        self._row_states: tuple[RunnerFeature, ...] = (*self._sampler.stages, *self._features)
+        self._failed: dict[str, str] = {}
+        self._pending: _Pending | None = None
+
+    def execute_model(self, step: SchedulerOutput) -> None:
+        """Run the step's forward. A step before it that was never sampled is dropped."""
+        self._pending = None
+        self._apply_diffs(step)
+        # Clears come first: a page handed out anew may be the target of a copy, never its source.
+        if step.blocks_to_clear:
+            self._kv.clear_blocks(step.blocks_to_clear)
+        if step.block_copies:
+            self._kv.copy_blocks(step.block_copies)
+        request_ids = [r for r in step.num_scheduled_tokens if r not in self._failed]
+        batch = self._builder.build(step, self._state, request_ids) if request_ids else None
+        for feature in self._features:
+            feature.before_forward(step)
+        taps = self._graph.replay(batch.inputs) if batch is not None else {}
+        self._pending = _Pending(step=step, batch=batch, taps=taps)
+
+    def sample_tokens(self, grammar: GrammarOutput | None) -> RunnerOutput:
+        """Sample for the step last executed.
+
+        Raises:
+            ConfigError: a token mask, for which there is no sampling op yet.
+        """
+        if grammar is not None:
+            raise ConfigError("token masks (structured output) are not supported yet")
+        if self._pending is None:
+            raise RuntimeError("no step to sample for")
+        pending, self._pending = self._pending, None
+        output = RunnerOutput(
+            step_id=pending.step.step_id,
+            request_ids=list(pending.step.num_scheduled_tokens),
+        )
+        tokens = self._sample(pending, output) if pending.batch is not None else {}
+        output.sampled_token_ids = [tokens.get(r, []) for r in output.request_ids]
+        if self._failed:
+            output.errors.update(
+                (r, self._failed[r]) for r in output.request_ids if r in self._failed
+            )
+        for feature in self._features:
+            feature.after_forward(pending.step, output)
+        return output
+
+    # ---------------------------------------------------------------- diffs
+
+    def _apply_diffs(self, step: SchedulerOutput) -> None:
+        for request_id in step.finished_request_ids:
+            self._remove(request_id)
+        for request_id in step.preempted_request_ids:
+            self._remove(request_id)
+        for request in step.new_requests:
+            self._add(request)
+        cached = step.cached_requests
+        for request_id, new_block_ids, num_computed in zip(
+            cached.request_ids, cached.new_block_ids, cached.num_computed_tokens
+        ):
+            if request_id not in self._failed:
+                self._state.update_request(request_id, new_block_ids, num_computed)
+        self._state.apply_staged_writes()
+        for row_state in self._row_states:
+            row_state.apply_staged_writes()
+
+    def _add(self, request: NewRequestData) -> None:
+        """Add a request to the batch; where that fails, it fails alone."""
+        try:
+            row = self._state.add_request(request)
+            for row_state in self._row_states:
+                row_state.add_request(row, request)
+        except RequestError as error:
+            self._fail(request.request_id, str(error))
+        except Exception as error:
+            logger.exception("request %s could not be added to the batch", request.request_id)
+            self._fail(request.request_id, f"internal error: {error}")
+
+    def _remove(self, request_id: str) -> None:
+        """Drop a request, if it is here: one may end while it waits after a preemption."""
+        self._failed.pop(request_id, None)
+        row = self._state.remove_request(request_id)
+        if row is not None:
+            for row_state in self._row_states:
+                row_state.remove_request(row)
+
+    def _fail(self, request_id: str, why: str) -> None:
+        self._remove(request_id)
+        self._failed[request_id] = why
+
+    # ---------------------------------------------------------------- sampling
+
+    def _sample(self, pending: _Pending, output: RunnerOutput) -> dict[str, list[int]]:
+        """Sample the step's logits rows. Returns request id → tokens."""
+        batch = pending.batch
+        assert batch is not None
+        if not len(batch.sample_index):
+            return {}
+        sampled = self._sampler.sample(
+            pending.taps["logits"], batch.logit_rows_of_state, batch.logit_positions
+        )
+        self._state.write_sampled(
+            batch.logit_rows_of_state, batch.logit_positions, sampled.token_ids
+        )
+        token_ids = sampled.token_ids.tolist()
+        tokens: dict[str, list[int]] = {}
+        end = 0
+        for i, count in zip(batch.sample_index.tolist(), batch.num_logits.tolist()):
+            request_id = batch.request_ids[i]
+            rows = range(end, end + count)
+            end += count
+            if count > 1:
+                draft = pending.step.scheduled_drafts[request_id]
+                rows = rows[: 1 + _num_accepted(token_ids[rows.start : rows.stop], draft)]
+                self._state.truncate(request_id, int(batch.logit_positions[rows[-1]]) + 1)
+            if sampled.failed and not sampled.failed.isdisjoint(rows):
+                self._fail(request_id, "the model's logits are not finite (NaN or infinity)")
+                continue
+            tokens[request_id] = token_ids[rows.start : rows.stop]
+            if rows[0] in sampled.logprobs:
+                output.logprobs[request_id] = _stacked([sampled.logprobs[r] for r in rows])
+        return tokens
+
+
+def _num_accepted(sampled: Sequence[int], draft: Sequence[int]) -> int:
+    """How many drafts hold. Draws are keyed by position, so sampled[i] is what would have been
+    drawn without drafts: a draft holds where it is equal, and the next one only after it."""
+    count = 0
+    while count < len(draft) and sampled[count] == draft[count]:
+        count += 1
+    return count
+
+
+def _stacked(parts: Sequence[LogprobRows]) -> LogprobRows:
+    if len(parts) == 1:
+        return parts[0]
+    return LogprobRows(
+        np.concatenate([p.token_ids for p in parts]),
+        np.concatenate([p.logprobs for p in parts]),
+        np.concatenate([p.ranks for p in parts]),
+    )

@@ -1,0 +1,124 @@
+"""From a step's schedule and the persistent batch to the arrays that a graph replays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.contracts.step import SchedulerOutput
+from octavo.kernels.ops import StepInputs
+from octavo.worker.request_state import RequestState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    """One step: B requests, T tokens, S requests that sample, R logits rows.
+
+    A request that samples has one logits row per draft and one more, next to each other.
+
+    Attributes:
+        request_ids: [B], the batch's order.
+        inputs: what the graph replays.
+        sample_index: [S] index into `request_ids`, ascending.
+        num_logits: [S] logits rows of each.
+        logit_rows_of_state: [R] row of the persistent batch.
+        logit_positions: [R] int64, absolute position of the token that the row samples.
+    """
+
+    request_ids: Sequence[str]
+    inputs: StepInputs
+    sample_index: np.ndarray
+    num_logits: np.ndarray
+    logit_rows_of_state: np.ndarray
+    logit_positions: np.ndarray
+
+
+class StepBatchBuilder:
+    """Builds the batch of a step, in numpy over all requests at once.
+
+    The arrays of a batch are valid until the next `build`.
+
+    Args:
+        max_tokens, max_requests: of a step.
+    """
+
+    def __init__(self, *, max_tokens: int, max_requests: int) -> None:
+        self._counting = np.arange(max_tokens, dtype=np.int64)
+        self._query_start = np.zeros(max_requests + 1, dtype=np.int32)
+
+    def build(
+        self, step: SchedulerOutput, state: RequestState, request_ids: Sequence[str]
+    ) -> StepBatch:
+        """The batch of `request_ids` (those of the step that have not failed), at least one."""
+        num_requests = len(request_ids)
+        rows = np.fromiter(map(state.rows.__getitem__, request_ids), np.int64, num_requests)
+        counts = np.fromiter(
+            map(step.num_scheduled_tokens.__getitem__, request_ids), np.int64, num_requests
+        )
+        query_start = self._query_start[: num_requests + 1]
+        np.cumsum(counts, out=query_start[1:])
+        num_tokens = int(query_start[-1])
+
+        computed = state.num_computed_tokens[rows].astype(np.int64)
+        seq_lens = computed + counts
+        token_rows = np.repeat(rows, counts)
+        positions = np.repeat(computed - query_start[:-1], counts) + self._counting[:num_tokens]
+        token_ids = state.token_ids[token_rows, positions]
+
+        index, num_logits = self._who_samples(step, request_ids)
+        logit_rows = _last_rows(query_start[index + 1].astype(np.int64), num_logits)
+        if step.scheduled_drafts:
+            _put_drafts(token_ids, query_start, request_ids, step.scheduled_drafts)
+        else:
+            assert (seq_lens <= state.num_tokens[rows]).all(), "a token was scheduled but not known"
+        longest = int(seq_lens.max())
+        return StepBatch(
+            request_ids=request_ids,
+            inputs=StepInputs(
+                token_ids=token_ids,
+                positions=positions.astype(np.int32),
+                query_start=query_start,
+                seq_lens=seq_lens.astype(np.int32),
+                block_tables=[table.gather(rows, longest) for table in state.block_tables],
+                slot_mapping=[table.slots(token_rows, positions) for table in state.block_tables],
+                logit_rows=logit_rows.astype(np.int32),
+            ),
+            sample_index=index,
+            num_logits=num_logits,
+            logit_rows_of_state=token_rows[logit_rows],
+            logit_positions=positions[logit_rows] + 1,
+        )
+
+    def _who_samples(
+        self, step: SchedulerOutput, request_ids: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of the requests that sample [S], and how many logits rows each needs [S]."""
+        chosen = set(step.samples)
+        index = np.array([i for i, r in enumerate(request_ids) if r in chosen], dtype=np.int64)
+        num_logits = np.ones(len(index), dtype=np.int64)
+        if step.scheduled_drafts:
+            for s, i in enumerate(index.tolist()):
+                num_logits[s] += len(step.scheduled_drafts.get(request_ids[i], ()))
+        return index, num_logits
+
+
+def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The last counts[i] integers below ends[i], for every i, in a row."""
+    before = np.cumsum(counts)
+    total = int(before[-1]) if len(before) else 0
+    return np.repeat(ends - before, counts) + np.arange(total)
+
+
+def _put_drafts(
+    token_ids: np.ndarray,
+    query_start: np.ndarray,
+    request_ids: Sequence[str],
+    drafts: Mapping[str, Sequence[int]],
+) -> None:
+    """Drafts are a request's last scheduled tokens; they are not in the persistent batch."""
+    for i, request_id in enumerate(request_ids):
+        if draft := drafts.get(request_id):
+            end = int(query_start[i + 1])
+            token_ids[end - len(draft) : end] = draft
