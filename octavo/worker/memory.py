@@ -170,16 +170,12 @@ def format_plan(plan: MemoryPlan) -> str:
         ("free at start", plan.available, ""),
         ("weights", plan.weights, ""),
         ("activations", plan.activations, ""),
-        (
-            "KV cache",
-            plan.kv_cache,
-            f"{plan.num_blocks} blocks, for {plan.max_num_seqs} requests at once of up to "
-            f"{plan.max_model_len} tokens",
-        ),
+        ("KV cache", plan.kv_cache, f"{plan.num_blocks} blocks"),
         ("left", rest, ""),
     ]
     lines = ["memory plan"]
     lines += [f"  {name:<14}{human(size):>11}  {text}".rstrip() for name, size, text in rows]
+    lines.append(f"  max_num_seqs {plan.max_num_seqs}, max_model_len {plan.max_model_len}")
     lines += [f"  note: {note}" for note in plan.notes]
     return "\n".join(lines)
 

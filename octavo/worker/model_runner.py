@@ -17,14 +17,16 @@ from typing import Any
 import numpy as np
 
 from octavo.contracts.features import RunnerFeature
+from octavo.contracts.kv_spec import NULL_BLOCK_ID
 from octavo.contracts.messages import LogprobRows
+from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.step import (
     GrammarOutput,
     NewRequestData,
     RunnerOutput,
     SchedulerOutput,
 )
-from octavo.errors import ConfigError, RequestError
+from octavo.errors import ConfigError, ModelError, RequestError
 from octavo.kernels.ops import Backend, Graph, KVCache, StepLimits
 from octavo.log import get_logger
 from octavo.sample.sampler import Sampler
@@ -121,6 +123,43 @@ class ModelRunner:
         for feature in self._features:
             feature.after_forward(pending.step, output)
         return output
+
+    def warm_up(self) -> None:
+        """Run a step of one token through all of it, and clear what it stored.
+
+        Raises:
+            ModelError: no token comes of it.
+        """
+        request = NewRequestData(
+            request_id="warm-up",
+            token_ids=[0],
+            num_prompt_tokens=1,
+            block_ids=tuple([NULL_BLOCK_ID + 1] for _ in self._state.block_tables),
+            num_computed_tokens=0,
+            sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
+        )
+        ids = [request.request_id]
+        self.execute_model(
+            SchedulerOutput(
+                step_id=-2,
+                new_requests=[request],
+                num_scheduled_tokens={request.request_id: 1},
+                total_num_scheduled_tokens=1,
+                samples=ids,
+            )
+        )
+        errors = self.sample_tokens(None).errors
+        self.execute_model(
+            SchedulerOutput(
+                step_id=-1, finished_request_ids=ids, blocks_to_clear=[NULL_BLOCK_ID + 1]
+            )
+        )
+        self.sample_tokens(None)
+        if errors:
+            raise ModelError(
+                f"the model cannot run a single token: {errors[request.request_id]}; "
+                "its files may be damaged"
+            )
 
     # ---------------------------------------------------------------- diffs
 

@@ -10,15 +10,8 @@ from octavo.config.engine import EngineConfig
 from octavo.config.sections import SchedulerConfig
 from octavo.contracts.features import RunnerFeature
 from octavo.contracts.kv_spec import KVCacheConfig, KVCacheGroup, MemoryPlan
-from octavo.contracts.sampling_params import SamplingParams
-from octavo.contracts.step import (
-    GrammarOutput,
-    NewRequestData,
-    RunnerOutput,
-    SchedulerOutput,
-)
+from octavo.contracts.step import GrammarOutput, RunnerOutput, SchedulerOutput
 from octavo.contracts.tensor import DType
-from octavo.errors import ModelError
 from octavo.kernels.ops import Backend, Graph, KVCache, StepLimits
 from octavo.kernels.registry import create_backend
 from octavo.log import get_logger
@@ -34,8 +27,6 @@ from octavo.worker.model_runner import ModelRunner
 from octavo.worker.request_state import RequestState
 
 logger = get_logger(__name__)
-
-_FIRST_BLOCK = 1  # after the null block
 
 
 class Worker:
@@ -91,7 +82,7 @@ class Worker:
             vocab_size=model.vocab_size,
             features=self._features,
         )
-        _warm_up(self._runner, len(groups))
+        self._runner.warm_up()
         return ExecutorInfo(
             config=config,
             kv_cache_config=kv_cache_config,
@@ -189,35 +180,3 @@ def _capture(
     kv = backend.allocate_kv(kv_cache_config)
     model.bind(backend, kv, max_model_len=limits.max_position)
     return kv, backend.capture(model.forward, limits)
-
-
-def _warm_up(runner: ModelRunner, num_groups: int) -> None:
-    """Run one step of one token, and clear what it stored. Raises ModelError if it gives none."""
-    request = NewRequestData(
-        request_id="warm-up",
-        token_ids=[0],
-        num_prompt_tokens=1,
-        block_ids=tuple([_FIRST_BLOCK] for _ in range(num_groups)),
-        num_computed_tokens=0,
-        sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
-    )
-    ids = [request.request_id]
-    runner.execute_model(
-        SchedulerOutput(
-            step_id=0,
-            new_requests=[request],
-            num_scheduled_tokens={request.request_id: 1},
-            total_num_scheduled_tokens=1,
-            samples=ids,
-        )
-    )
-    output = runner.sample_tokens(None)
-    if output.errors:
-        raise ModelError(
-            f"the model cannot run a token: {output.errors[request.request_id]}; "
-            "its files may be damaged"
-        )
-    runner.execute_model(
-        SchedulerOutput(step_id=1, finished_request_ids=ids, blocks_to_clear=[_FIRST_BLOCK])
-    )
-    runner.sample_tokens(None)

@@ -176,8 +176,9 @@ def test_format_plan() -> None:
         "  free at start   400.0 MiB",
         "  weights         100.0 MiB",
         "  activations      50.0 MiB",
-        "  KV cache         50.0 MiB  50 blocks, for 4 requests at once of up to 784 tokens",
+        "  KV cache         50.0 MiB  50 blocks",
         "  left            200.0 MiB",
+        "  max_num_seqs 4, max_model_len 784",
         "  note: max_model_len lowered from 1000 to 784: the 49 KV blocks that fit hold no longer "
         "request",
     ]

@@ -21,7 +21,7 @@ from octavo.contracts.step import (
     RunnerOutput,
     SchedulerOutput,
 )
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, ModelError
 from tests.worker.toy import (
     BLOCK,
     POISON,
@@ -468,3 +468,25 @@ def test_a_feature_that_refuses_fails_the_request_alone() -> None:
     assert requests[1].error == "internal error: no slot"
     check(requests[0])
     assert ("remove", recorder.calls[1][1]) in recorder.calls  # its row is free again
+
+
+def test_warm_up_leaves_no_trace() -> None:
+    toy = make_toy(max_num_seqs=1, windows=(None, 20))
+    toy.runner.warm_up()
+    assert len(toy.graph.steps) == 1
+    assert all((pool == -1).all() for pool in toy.kv.pools)
+    request = ToyRequest("r", [1, 2], GREEDY)
+    scheduler = ToyScheduler(2, 8)
+    scheduler.add(request)
+    scheduler.admit("r")
+    run_step(toy, scheduler, {"r": 2})
+    scheduler.collect()
+    check(request)
+
+
+def test_warm_up_finds_a_broken_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = make_toy()
+    nan = np.full((1, VOCAB), np.nan, dtype=np.float32)
+    monkeypatch.setattr(toy.graph, "replay", lambda step: {"logits": nan})
+    with pytest.raises(ModelError, match=r"cannot run a single token: .* not finite .* damaged"):
+        toy.runner.warm_up()
