@@ -132,6 +132,8 @@ class YarnScaling(RopeScaling):
         factor = _positive(section, "factor", max_position / original)
         mscale = section.float("mscale", 0.0)
         mscale_all_dim = section.float("mscale_all_dim", 0.0)
+        if min(mscale, mscale_all_dim) < 0:
+            raise section.unsupported("mscale and mscale_all_dim must not be negative")
         if mscale and mscale_all_dim:
             inferred = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
         else:
@@ -139,7 +141,7 @@ class YarnScaling(RopeScaling):
         return cls(
             factor=factor,
             original_max_position=original,
-            attention_factor=section.float("attention_factor", inferred),
+            attention_factor=_positive(section, "attention_factor", inferred),
             beta_fast=_positive(section, "beta_fast", 32.0),
             beta_slow=_positive(section, "beta_slow", 1.0),
             truncate=section.bool("truncate", True),
@@ -187,7 +189,7 @@ class LongRopeScaling(RopeScaling):
             short_factor=_factors(section, "short_factor"),
             long_factor=_factors(section, "long_factor"),
             original_max_position=original,
-            attention_factor=section.float("attention_factor", inferred),
+            attention_factor=_positive(section, "attention_factor", inferred),
         )
 
     def inv_freq(self, theta: float, dim: int, max_model_len: int) -> np.ndarray:

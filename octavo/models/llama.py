@@ -58,14 +58,17 @@ class LlamaConfig:
         heads = _read_heads(config, hidden_size)
         max_position = _size(config, "max_position_embeddings")
         rope = read_rope(config, head_dim=heads.head_dim, max_position=max_position)
+        eps = config.float("rms_norm_eps")
+        if eps < 0:
+            raise config.unsupported(f"rms_norm_eps={eps} must not be negative")
         return cls(
             vocab_size=_size(config, "vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=_size(config, "intermediate_size"),
             num_layers=_size(config, "num_hidden_layers", most=_MOST_LAYERS),
             heads=heads,
-            max_position=rope.scaling.extended(max_position),
-            rms_norm_eps=config.float("rms_norm_eps"),
+            max_position=min(rope.scaling.extended(max_position), _LARGEST),
+            rms_norm_eps=eps,
             activation=config.choice("hidden_act", ACTIVATIONS),
             rope=rope,
             attention_bias=config.bool("attention_bias", False),

@@ -1,8 +1,9 @@
-"""A minimal driver over Backend and CausalLM: one request, a hand-made block table, no scheduler."""
+"""A minimal driver over Backend and CausalLM: one request, its own block table, no scheduler."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -95,9 +96,7 @@ class Runner:
         [len(prompt) + num_tokens - 1, vocab].
         """
         bounds = np.minimum(np.cumsum([0, *chunks, len(prompt)]), len(prompt))
-        logits = [
-            self.step(prompt[a:b])["logits"] for a, b in zip(bounds[:-1], bounds[1:]) if a < b
-        ]
+        logits = [self.step(prompt[a:b])["logits"] for a, b in pairwise(bounds) if a < b]
         ids = [int(logits[-1][-1].argmax())]
         while len(ids) < num_tokens:
             logits.append(self.step(ids[-1:])["logits"])
