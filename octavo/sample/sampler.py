@@ -36,7 +36,7 @@ class MinTokens(RunnerFeature):
         params = sampling_params_of(request)
         stop_ids = [i for i in request.stop_ids if 0 <= i < self._vocab_size]
         until = request.num_prompt_tokens + params.min_tokens
-        if params.min_tokens > 0 and stop_ids and len(request.token_ids) < until:
+        if params.min_tokens > 0 and stop_ids:
             self._stop_ids[row] = np.array(sorted(set(stop_ids)), dtype=np.int32)
             self._until.stage(row, min(until, np.iinfo(np.int32).max))
         else:

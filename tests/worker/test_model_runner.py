@@ -224,59 +224,48 @@ def test_step_arrays_are_exact() -> None:
         assert array.flags.c_contiguous
 
 
-def test_drafts_are_accepted_while_the_model_agrees() -> None:
+def draft_step(step_id: int, num_computed: int, draft: list[int]) -> SchedulerOutput:
+    """A step of request "r": its last token and a draft."""
+    count = 1 + len(draft)
+    return SchedulerOutput(
+        step_id=step_id,
+        cached_requests=CachedRequestData(
+            request_ids=["r"], new_block_ids=[None], num_computed_tokens=[num_computed]
+        ),
+        num_scheduled_tokens={"r": count},
+        total_num_scheduled_tokens=count,
+        scheduled_drafts={"r": draft} if draft else {},
+        samples=["r"],
+    )
+
+
+@pytest.mark.parametrize("num_right", range(4))
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0, seed=3, logprobs=2)])
+def test_drafts_are_accepted_while_the_model_agrees(params: SamplingParams, num_right: int) -> None:
     """Greedy and seeded alike: a draft holds where the model would have drawn the same."""
-    for params in (GREEDY, SamplingParams(temperature=1.0, seed=3, logprobs=2)):
-        prompt = list(range(10))
-        want, want_logprobs = generate_alone(prompt, params, 4)
-        for wrong_from in range(4):
-            draft = [t if i < wrong_from else (t + 1) % 9 for i, t in enumerate(want[1:4])]
-            toy = make_toy()
-            scheduler = ToyScheduler(1, 8)
-            request = ToyRequest("r", prompt, params)
-            scheduler.add(request)
-            scheduler.admit("r")
-            run_step(toy, scheduler, {"r": 64})
-            scheduler.collect()
-            toy.runner.execute_model(
-                SchedulerOutput(
-                    step_id=1,
-                    cached_requests=CachedRequestData(
-                        request_ids=["r"], new_block_ids=[None], num_computed_tokens=[10]
-                    ),
-                    num_scheduled_tokens={"r": 4},
-                    total_num_scheduled_tokens=4,
-                    scheduled_drafts={"r": draft},
-                    samples=["r"],
-                )
-            )
-            output = toy.runner.sample_tokens(None)
-            accepted = min(wrong_from, 3)
-            assert output.sampled_token_ids == [want[1 : accepted + 2]] or wrong_from == 3
-            if wrong_from == 3:
-                assert output.sampled_token_ids[0][:3] == want[1:]
-                assert len(output.sampled_token_ids[0]) == 4
-            if params.logprobs:
-                got = output.logprobs["r"]
-                assert len(got) == len(output.sampled_token_ids[0])
-                for i in range(accepted):
-                    np.testing.assert_array_equal(got.logprobs[i], want_logprobs[i + 1].logprobs[0])
-            # The next step goes on after the accepted tokens and overwrites the rejected ones.
-            known = 10 + 1 + len(output.sampled_token_ids[0])
-            toy.runner.execute_model(
-                SchedulerOutput(
-                    step_id=2,
-                    cached_requests=CachedRequestData(
-                        request_ids=["r"], new_block_ids=[None], num_computed_tokens=[known - 1]
-                    ),
-                    num_scheduled_tokens={"r": 1},
-                    total_num_scheduled_tokens=1,
-                    samples=["r"],
-                )
-            )
-            more = toy.runner.sample_tokens(None).sampled_token_ids[0]
-            total = generate_alone(prompt, params, known - 10 + 1)[0]
-            assert more == total[-1:]
+    prompt = list(range(10))
+    want, want_logprobs = generate_alone(prompt, params, 6)
+    draft = [t if i < num_right else (t + 1) % 9 for i, t in enumerate(want[1:4])]
+    toy = make_toy()
+    scheduler = ToyScheduler(1, 8)
+    scheduler.add(ToyRequest("r", prompt, params))
+    scheduler.admit("r")
+    run_step(toy, scheduler, {"r": 64})
+
+    toy.runner.execute_model(draft_step(1, len(prompt), draft))
+    output = toy.runner.sample_tokens(None)
+    assert output.sampled_token_ids == [want[1 : num_right + 2]]
+    if params.logprobs:
+        for i, logprobs in enumerate(want_logprobs[1 : num_right + 2]):
+            np.testing.assert_array_equal(output.logprobs["r"].logprobs[i], logprobs.logprobs[0])
+        assert len(output.logprobs["r"]) == num_right + 1
+
+    # The next step goes on after the accepted tokens and overwrites the rejected ones.
+    known = len(prompt) + num_right + 2
+    toy.runner.execute_model(draft_step(2, known - 1, []))
+    assert toy.runner.sample_tokens(None).sampled_token_ids == [[want[num_right + 2]]]
+    with pytest.raises(AssertionError, match="not known"):
+        toy.runner.execute_model(draft_step(3, known + 1, []))
 
 
 # ------------------------------------------------------------------------ failures
