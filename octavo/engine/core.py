@@ -17,7 +17,13 @@ from concurrent.futures import Future
 from octavo import env
 from octavo.config.engine import EngineConfig
 from octavo.contracts.features import SchedulerHook
-from octavo.contracts.messages import EngineOutputs, EngineRequest, FinishReason, SchedulerStats
+from octavo.contracts.messages import (
+    EngineOutput,
+    EngineOutputs,
+    EngineRequest,
+    FinishReason,
+    SchedulerStats,
+)
 from octavo.contracts.step import RunnerOutput, SchedulerOutput
 from octavo.core.scheduler import Scheduler
 from octavo.errors import EngineDeadError, OctavoError
@@ -66,6 +72,9 @@ class EngineCore:
             raise
         self._depth = self.config.scheduler.pipeline_depth
         self._in_flight: deque[tuple[SchedulerOutput, Future[RunnerOutput]]] = deque()
+        # Arrival of requests that have never run, queue time of those that have had no output.
+        self._arrivals: dict[str, float] = {}
+        self._queue_times: dict[str, float] = {}
         self._check_integrity = env.check_integrity()
         self._dead: EngineDeadError | None = None
 
@@ -73,11 +82,14 @@ class EngineCore:
         """Queue a request. Raises RequestError: duplicate id, or it can never fit."""
         self._ensure_alive()
         self.scheduler.add_request(request)
+        self._arrivals[request.request_id] = request.arrival_time or time.monotonic()
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """End requests at once. Nothing more comes of them; unknown ids are passed over."""
         self._ensure_alive()
-        self.scheduler.finish_requests(request_ids, FinishReason.ABORT)
+        for output in self.scheduler.finish_requests(request_ids, FinishReason.ABORT):
+            self._arrivals.pop(output.request_id, None)
+            self._queue_times.pop(output.request_id, None)
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
@@ -121,19 +133,24 @@ class EngineCore:
     # ---------------------------------------------------------------- one step
 
     def _step(self) -> EngineOutputs:
+        outputs: list[EngineOutput] = []
         while len(self._in_flight) < self._depth and self.scheduler.has_work():
             step = self.scheduler.schedule()
             if _is_empty(step):
+                outputs += self.scheduler.update_from_output(
+                    step, RunnerOutput(step_id=step.step_id)
+                )
                 break
+            self._note_scheduled(step)
             self._in_flight.append((step, self._submit(step)))
-        if not self._in_flight:
-            if self.scheduler.has_unfinished_requests():
-                time.sleep(_IDLE_WAIT_SECONDS)
-            return EngineOutputs()
-        step, future = self._in_flight.popleft()
-        outputs = self.scheduler.update_from_output(step, self._result_of(step, future))
+        if self._in_flight:
+            step, future = self._in_flight.popleft()
+            outputs += self.scheduler.update_from_output(step, self._result_of(step, future))
+        elif not outputs and self.scheduler.has_unfinished_requests():
+            time.sleep(_IDLE_WAIT_SECONDS)
         if self._check_integrity:
             self.scheduler.check_integrity()
+        self._note_outputs(outputs)
         return EngineOutputs(
             outputs=outputs, stats=self.scheduler.stats(), timestamp=time.monotonic()
         )
@@ -164,6 +181,19 @@ class EngineCore:
                 sampled_token_ids=[[] for _ in ids],
                 errors=dict.fromkeys(ids, message),
             )
+
+    def _note_scheduled(self, step: SchedulerOutput) -> None:
+        """Requests that a step brings to the workers for the first time have waited until now."""
+        for new in step.new_requests:
+            arrival = self._arrivals.pop(new.request_id, None)
+            if arrival is not None:
+                self._queue_times[new.request_id] = max(0.0, time.monotonic() - arrival)
+
+    def _note_outputs(self, outputs: list[EngineOutput]) -> None:
+        for output in outputs:
+            output.queue_time = self._queue_times.pop(output.request_id, None)
+            if output.finish_reason is not None:
+                self._arrivals.pop(output.request_id, None)
 
     def _ensure_alive(self) -> None:
         if self._dead is not None:
