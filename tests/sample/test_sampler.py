@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.step import NewRequestData
 from octavo.contracts.tensor import DType
-from octavo.errors import ConfigError
 from octavo.kernels.ops import Backend, SamplingRows
 from octavo.kernels.registry import create_backend
 from octavo.kernels.rng import uniform
@@ -34,19 +34,6 @@ class NumpyBackend:
         return array
 
 
-def reference_backend() -> Any:
-    torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)
-    return create_backend("reference", DType.F32)
-
-
-def cpu_backend() -> Any:
-    try:
-        return create_backend("cpu", DType.F32, num_threads=1)
-    except ConfigError as error:
-        pytest.skip(str(error))
-
-
 def device_logits(backend: Backend, logits: np.ndarray) -> Any:
     """Logits as the back end's `Graph.replay` returns them."""
     if backend.name == "reference":
@@ -57,8 +44,8 @@ def device_logits(backend: Backend, logits: np.ndarray) -> Any:
 
 
 @pytest.fixture(scope="module", params=["reference", "cpu"])
-def backend(request: pytest.FixtureRequest) -> Any:
-    made = reference_backend() if request.param == "reference" else cpu_backend()
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    made = create_backend(request.param, DType.F32, num_threads=1)
     yield made
     made.close()
 

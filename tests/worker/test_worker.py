@@ -141,7 +141,8 @@ class Checkpoint:
                 yield name, changed if isinstance(changed, HostTensor) else HostTensor.of(changed)
 
 
-def test_weights_come_from_the_checkpoint() -> None:
+def test_weights_come_from_the_checkpoint(free: Any) -> None:
+    free(2**30)
     files = tiny_files(checkpoint=Checkpoint())
     assert start(files, load_format="auto").memory_plan == start().memory_plan
     with pytest.raises(WeightsError, match="missing"):
