@@ -1,0 +1,109 @@
+// The kernels as a table of function pointers: filled by the scalar tier, overlaid by every tier
+// that the machine supports (dispatch/). Arrays are indexed by DType of weights, activations and
+// cache.
+#pragma once
+
+#include "api/types.h"
+
+namespace octavo {
+
+struct LinearArgs {
+  const Buffer* x;
+  const LinearWeight* weight;
+  const Buffer* residual;  // null: plain linear. May be the same memory as out.
+  const Buffer* out;
+};
+
+struct GatedArgs {
+  const Buffer* x;
+  const LinearWeight* weight;
+  const Buffer* out;
+  Activation activation;
+};
+
+struct LogitsArgs {
+  const Buffer* x;
+  const LinearWeight* weight;
+  const Buffer* out;
+  float scale;
+  float soft_cap;  // 0: none
+};
+
+struct QkvArgs {
+  const Buffer* x;
+  const LinearWeight* weight;
+  const Buffer* raw;  // [rows, N] float32 between the two halves, when not split by rows
+  const Buffer* q;
+  KvView kv;
+  HeadShape heads;
+  RopeView rope;      // rotary_dim 0: none
+  HeadNormView norm;  // null pointers: none
+};
+
+struct AttentionArgs {
+  const Buffer* q;
+  const Buffer* out;
+  KvView kv;
+  HeadShape heads;
+  float scale;
+  float soft_cap;  // 0: none
+  int window;      // 0: none
+};
+
+struct NormArgs {
+  const Buffer* x;
+  const float* weight;     // padded with zeros
+  const Buffer* residual;  // null: rms_norm, else rms_norm_add. May be the same memory as out.
+  const Buffer* out;
+  int width;
+  float eps;
+  float offset;
+};
+
+struct EmbeddingArgs {
+  TableWeight table;           // or
+  const LinearWeight* weight;  // panels of a tied head, where not null
+  const Buffer* out;
+  int width;
+  float scale;
+};
+
+struct KernelTable {
+  const char* tier;
+
+  void (*linear[kNumDTypes])(const LinearArgs&, const Task&);
+  void (*gated_linear[kNumDTypes])(const GatedArgs&, const Task&);
+  void (*logits[kNumDTypes])(const LogitsArgs&, const Task&);
+  // Split by rows: all in the first call. Otherwise the second call finishes heads after a barrier.
+  void (*qkv_project[kNumDTypes])(const QkvArgs&, const Task&);
+  void (*qkv_finish[kNumDTypes])(const QkvArgs&, const Task&);
+  void (*attention[kNumDTypes])(const AttentionArgs&, const Task&);
+  void (*rms_norm[kNumDTypes])(const NormArgs&, const Task&);
+  void (*rms_norm_add)(const NormArgs&, const Task&);
+  void (*embedding[kNumDTypes])(const EmbeddingArgs&, const Task&);
+
+  // Bytes of scratch that one thread needs.
+  std::int64_t (*gemm_scratch)(int panels_per_group);
+  std::int64_t (*attention_scratch)(const HeadShape&);
+
+  // Over one row of logits.
+  float (*row_max)(const float* x, std::int64_t n);  // NaN is skipped; -inf where all are NaN
+  // weights[i] = exp((x[i] - max) * inv_temperature), NaN as 0; sums[j] = sum over ids
+  // j * kSumBlock … in float64.
+  void (*row_exp)(const float* x, std::int64_t n, float max, float inv_temperature, float* weights,
+                  double* sums);
+  std::int64_t (*row_count_greater)(const float* x, std::int64_t n, float threshold);
+  // Ids of all x[i] >= threshold, ascending; returns how many.
+  std::int64_t (*row_collect)(const float* x, std::int64_t n, float threshold, std::int32_t* ids);
+};
+
+constexpr int kSumBlock = 256;
+
+// One per tier; each sets what it improves. Defined in isa/.
+void overlay_scalar(KernelTable& table);
+void overlay_avx2(KernelTable& table);
+void overlay_avx512(KernelTable& table);
+void overlay_avx512_bf16(KernelTable& table);
+void overlay_neon(KernelTable& table);
+
+}  // namespace octavo

@@ -1,0 +1,155 @@
+#include "runtime/program.h"
+
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind/bindings.h"
+#include "runtime/error.h"
+
+namespace octavo {
+namespace {
+
+StepArrays::Array view(const Int32Array& a) {
+  return {a.data(), static_cast<std::int64_t>(a.size())};
+}
+
+void run(Program& self, const Int32Array& token_ids, const Int32Array& positions,
+         const Int32Array& query_start, const Int32Array& seq_lens,
+         const std::vector<Int32Matrix>& block_tables, const std::vector<Int32Array>& slot_mapping,
+         const Int32Array& logit_rows, const std::map<std::string, AnyMatrix>& extra) {
+  StepArrays step;
+  step.token_ids = view(token_ids);
+  step.positions = view(positions);
+  step.query_start = view(query_start);
+  step.seq_lens = view(seq_lens);
+  step.logit_rows = view(logit_rows);
+  for (const Int32Matrix& table : block_tables) {
+    step.block_tables.push_back({table.data(), static_cast<std::int64_t>(table.shape(0)),
+                                 static_cast<std::int64_t>(table.shape(1))});
+  }
+  for (const Int32Array& slots : slot_mapping) step.slots.push_back(view(slots));
+  for (const auto& [name, array] : extra) {
+    const SourceRows rows = source_rows(array);
+    step.extra[name] = {rows.data, rows.dtype, rows.rows, rows.columns, rows.ld};
+  }
+  const nb::gil_scoped_release release;
+  self.run(step);
+}
+
+template <class T>
+nb::object tap_array(const Program::Tap& tap) {
+  const std::size_t shape[2] = {static_cast<std::size_t>(tap.rows),
+                                static_cast<std::size_t>(tap.width)};
+  const std::int64_t strides[2] = {tap.ld, 1};
+  auto* owner = new std::shared_ptr<Region>(tap.owner);
+  nb::capsule capsule(owner,
+                      [](void* p) noexcept { delete static_cast<std::shared_ptr<Region>*>(p); });
+  return nb::cast(
+      nb::ndarray<nb::numpy, T>(const_cast<void*>(tap.data), 2, shape, capsule, strides));
+}
+
+nb::dict taps(const Program& self) {
+  nb::dict result;
+  for (const auto& [name, value] : self.taps()) {
+    const Program::Tap tap = self.tap(value);
+    result[name.c_str()] =
+        tap.dtype == DType::kF32 ? tap_array<float>(tap) : tap_array<std::uint16_t>(tap);
+  }
+  return result;
+}
+
+Activation parse_activation(const std::string& name) {
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "gelu") return Activation::kGelu;
+  throw Error("activation '" + name + "' must be silu, gelu_tanh or gelu");
+}
+
+void bind_recording(nb::class_<Program>& program) {
+  program
+      .def("input", [](Program& self, const std::string& name, std::int64_t width,
+                       const char* dtype) { return self.input(name, width, parse_dtype(dtype)); })
+      .def("output", &Program::output)
+      .def("embedding", [](Program& self, std::shared_ptr<PackedTable> table,
+                           float scale) { return self.embedding(std::move(table), scale); })
+      .def("embedding", [](Program& self, std::shared_ptr<PackedLinear> table,
+                           float scale) { return self.embedding(std::move(table), scale); })
+      .def("select_rows", &Program::select_rows)
+      .def(
+          "rms_norm",
+          [](Program& self, int x, std::shared_ptr<PackedVector> weight, int residual, float eps,
+             float offset) { return self.rms_norm(x, std::move(weight), residual, eps, offset); },
+          "residual -1: rms_norm, else rms_norm_add.")
+      .def("linear", &Program::linear, "residual -1: linear, else linear_add.")
+      .def("gated_linear",
+           [](Program& self, int x, std::shared_ptr<PackedLinear> weight,
+              const std::string& activation) {
+             return self.gated_linear(x, std::move(weight), parse_activation(activation));
+           })
+      .def(
+          "qkv_rope_store",
+          [](Program& self, int x, std::shared_ptr<PackedLinear> weight, const KvLayer& kv,
+             const HeadShape& heads, std::shared_ptr<RopeTable> rope, const HeadNorm* norm) {
+            return self.qkv_rope_store(x, std::move(weight), kv, heads, std::move(rope),
+                                       norm ? *norm : HeadNorm{});
+          },
+          nb::arg("x"), nb::arg("weight"), nb::arg("kv"), nb::arg("heads"), nb::arg("rope").none(),
+          nb::arg("norm").none())
+      .def("attention", &Program::attention, "window 0, soft_cap 0: none.")
+      .def("logits", &Program::logits, "soft_cap 0: none.")
+      .def("finish", &Program::finish);
+}
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+  nb::class_<KvLayer>(m, "KvLayer")
+      .def(
+          "__init__",
+          [](KvLayer* self, std::shared_ptr<KvCache> cache, std::int64_t tensor, std::int64_t group,
+             std::int64_t num_kv_heads, std::int64_t head_dim) {
+            new (self) KvLayer{std::move(cache), tensor, group, num_kv_heads, head_dim};
+          },
+          nb::arg("cache"), nb::arg("tensor"), nb::arg("group"), nb::arg("num_kv_heads"),
+          nb::arg("head_dim"));
+  nb::class_<HeadShape>(m, "HeadShape")
+      .def(
+          "__init__",
+          [](HeadShape* self, int num_heads, int num_kv_heads, int head_dim) {
+            new (self) HeadShape{num_heads, num_kv_heads, head_dim};
+          },
+          nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"));
+  nb::class_<HeadNorm>(m, "HeadNorm")
+      .def(
+          "__init__",
+          [](HeadNorm* self, std::shared_ptr<PackedVector> q, std::shared_ptr<PackedVector> k,
+             float eps,
+             float offset) { new (self) HeadNorm{std::move(q), std::move(k), eps, offset}; },
+          nb::arg("q"), nb::arg("k"), nb::arg("eps"), nb::arg("offset"));
+
+  auto program = nb::class_<Program>(m, "Program", "A recorded forward.");
+  program.def(
+      "__init__",
+      [](Program* self, Device& d, const char* act, std::int64_t max_tokens,
+         std::int64_t max_requests, std::int64_t max_logit_rows, std::int64_t max_position) {
+        new (self) Program(d.pool, parse_dtype(act),
+                           {max_tokens, max_requests, max_logit_rows, max_position});
+      },
+      nb::arg("device"), nb::arg("act"), nb::arg("max_tokens"), nb::arg("max_requests"),
+      nb::arg("max_logit_rows"), nb::arg("max_position"));
+  bind_recording(program);
+  program.def("run", run, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),
+              nb::arg("query_start").noconvert(), nb::arg("seq_lens").noconvert(),
+              nb::arg("block_tables").noconvert(), nb::arg("slot_mapping").noconvert(),
+              nb::arg("logit_rows").noconvert(), nb::arg("extra").noconvert(),
+              "One step. Releases the GIL.");
+  program.def("taps", taps, "Named outputs of the last run: views, overwritten by the next.");
+  program.def_prop_ro("nbytes", &Program::bytes);
+  program.def("set_profiling", &Program::set_profiling);
+  program.def("profile", &Program::profile, "(op, seconds) in order, then ('wait', seconds).");
+}
+
+}  // namespace octavo

@@ -1,0 +1,83 @@
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind/bindings.h"
+#include "runtime/error.h"
+#include "runtime/kv_cache.h"
+
+namespace octavo {
+
+void bind_weights(nb::module_& m) {
+  nb::class_<PackedLinear>(m, "PackedLinear")
+      .def(
+          "__init__",
+          [](PackedLinear* self, Device& d, const char* dtype, std::int64_t n, std::int64_t k,
+             bool gated,
+             bool bias) { new (self) PackedLinear(d.heap, parse_dtype(dtype), n, k, gated, bias); },
+          nb::arg("device"), nb::arg("dtype"), nb::arg("n"), nb::arg("k"), nb::arg("gated"),
+          nb::arg("bias"))
+      .def_prop_ro("nbytes", &PackedLinear::bytes)
+      .def(
+          "put_rows",
+          [](PackedLinear& self, Device& d, std::int64_t first, const AnyMatrix& array) {
+            const SourceRows rows = source_rows(array);
+            const nb::gil_scoped_release release;
+            self.put_rows(*d.pool, first, rows);
+          },
+          nb::arg("device"), nb::arg("first"), nb::arg("rows").noconvert())
+      .def(
+          "put_bias",
+          [](PackedLinear& self, std::int64_t first, const FloatArray& bias) {
+            self.put_bias(first, bias.data(), static_cast<std::int64_t>(bias.size()));
+          },
+          nb::arg("first"), nb::arg("bias").noconvert());
+
+  nb::class_<PackedTable>(m, "PackedTable")
+      .def(
+          "__init__",
+          [](PackedTable* self, Device& d, const char* dtype, std::int64_t rows,
+             std::int64_t columns) {
+            new (self) PackedTable(d.heap, parse_dtype(dtype), rows, columns);
+          },
+          nb::arg("device"), nb::arg("dtype"), nb::arg("rows"), nb::arg("columns"))
+      .def_prop_ro("nbytes", &PackedTable::bytes)
+      .def(
+          "put_rows",
+          [](PackedTable& self, Device& d, std::int64_t first, const AnyMatrix& array) {
+            const SourceRows rows = source_rows(array);
+            const nb::gil_scoped_release release;
+            self.put_rows(*d.pool, first, rows);
+          },
+          nb::arg("device"), nb::arg("first"), nb::arg("rows").noconvert());
+
+  nb::class_<PackedVector>(m, "PackedVector")
+      .def(
+          "__init__",
+          [](PackedVector* self, const FloatArray& data) {
+            new (self) PackedVector(data.data(), static_cast<std::int64_t>(data.size()));
+          },
+          nb::arg("data").noconvert());
+
+  using FloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+  nb::class_<RopeTable>(m, "RopeTable")
+      .def(
+          "__init__",
+          [](RopeTable* self, const FloatMatrix& cos, const FloatMatrix& sin, bool interleaved) {
+            require(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1),
+                    "cos and sin must have the same shape");
+            new (self) RopeTable(cos.data(), sin.data(), static_cast<std::int64_t>(cos.shape(0)),
+                                 static_cast<std::int64_t>(cos.shape(1)), interleaved);
+          },
+          nb::arg("cos").noconvert(), nb::arg("sin").noconvert(), nb::arg("interleaved"));
+
+  nb::class_<KvCache>(m, "KvCache")
+      .def(nb::init<std::int64_t, std::int64_t, std::int64_t>(), nb::arg("num_tensors"),
+           nb::arg("num_blocks"), nb::arg("page_bytes"))
+      .def("copy_blocks", &KvCache::copy_blocks, nb::arg("copies"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("clear_blocks", &KvCache::clear_blocks, nb::arg("blocks"),
+           nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace octavo

@@ -1,0 +1,13 @@
+#include "simd/generic.h"
+//
+#include "kernels/overlay.inl.h"
+
+namespace octavo {
+
+void overlay_scalar(KernelTable& table) {
+  table.tier = "scalar";
+  overlay_float32(table);
+  overlay_dtype<ElemBf16Widened>(table);
+}
+
+}  // namespace octavo

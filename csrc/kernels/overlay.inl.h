@@ -1,0 +1,46 @@
+// Puts this unit's kernels into the table.
+#pragma once
+
+#include "simd/elem_f32.h"
+//
+#include "simd/math.inl.h"
+//
+#include "kernels/attention.inl.h"
+#include "kernels/linear.inl.h"
+#include "kernels/qkv.inl.h"
+#include "kernels/rowwise.inl.h"
+#include "kernels/sampling.inl.h"
+
+namespace octavo {
+namespace {
+
+template <class E>
+void overlay_dtype(KernelTable& table) {
+  constexpr int d = static_cast<int>(E::kDType);
+  table.linear[d] = linear<E>;
+  table.gated_linear[d] = gated_linear<E>;
+  table.logits[d] = logits<E>;
+  table.qkv_project[d] = qkv_project<E>;
+  table.qkv_finish[d] = qkv_finish<E>;
+  table.attention[d] = attention<E>;
+  table.rms_norm[d] = rms_norm<E>;
+  table.embedding[d] = embedding<E>;
+}
+
+inline std::int64_t gemm_scratch(int panels_per_group) {
+  return gemm_tile_floats(panels_per_group) * static_cast<std::int64_t>(sizeof(float));
+}
+
+inline void overlay_float32(KernelTable& table) {
+  overlay_dtype<ElemF32>(table);
+  table.rms_norm_add = rms_norm_add;
+  table.gemm_scratch = gemm_scratch;
+  table.attention_scratch = attention_scratch;
+  table.row_max = row_max;
+  table.row_exp = row_exp;
+  table.row_count_greater = row_count_greater;
+  table.row_collect = row_collect;
+}
+
+}  // namespace
+}  // namespace octavo

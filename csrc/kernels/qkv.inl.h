@@ -1,0 +1,162 @@
+// q, k, v of one projection: head norm, rope, and the store of k and v into the cache.
+#pragma once
+
+#include "kernels/gemm.inl.h"
+
+namespace octavo {
+namespace {
+
+constexpr int kHeadPad = kMaxHeadDim + 16;
+
+// x * rsqrt(mean(x²) + eps) * (weight + offset), in place. Padding of x and weight is zero.
+OCTAVO_INLINE void normalize_head(float* x, const float* weight, int dim, float eps, float offset) {
+  F32 square = set1(0.0f);
+  for (int j = 0; j < dim; j += kLanes) square = fma(load(x + j), load(x + j), square);
+  const F32 mean = set1(reduce_add(square) / static_cast<float>(dim) + eps);
+  const F32 inverse = div(set1(1.0f), vsqrt(mean));
+  for (int j = 0; j < dim; j += kLanes) {
+    store(x + j, mul(mul(load(x + j), inverse), add(load(weight + j), set1(offset))));
+  }
+}
+
+OCTAVO_INLINE void rotate_head(float* x, const RopeView& rope, std::int64_t position) {
+  const int half = rope.rotary_dim / 2;
+  const float* cos = rope.cos + position * rope.ld;
+  const float* sin = rope.sin + position * rope.ld;
+  if (rope.interleaved) {
+    for (int i = 0; i < half; ++i) {
+      const float a = x[2 * i], b = x[2 * i + 1];
+      x[2 * i] = a * cos[i] - b * sin[i];
+      x[2 * i + 1] = b * cos[i] + a * sin[i];
+    }
+    return;
+  }
+  int i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const F32 a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+    store(x + i, sub(mul(a, c), mul(b, s)));
+    store(x + half + i, add(mul(b, c), mul(a, s)));
+  }
+  for (; i < half; ++i) {
+    const float a = x[i], b = x[half + i];
+    x[i] = a * cos[i] - b * sin[i];
+    x[half + i] = b * cos[i] + a * sin[i];
+  }
+}
+
+template <class E>
+OCTAVO_INLINE void store_key(char* page, int head_dim, int offset, const typename E::T* k) {
+  typename E::T* out = reinterpret_cast<typename E::T*>(page) + offset * E::kStep;
+  for (int j = 0; j < head_dim; j += E::kStep) {
+    __builtin_memcpy(out + j * kBlockSize, k + j, E::kStep * sizeof(typename E::T));
+  }
+}
+
+template <class E>
+OCTAVO_INLINE void store_value(char* page, int head_dim, int offset, const typename E::T* v) {
+  typename E::T* out = reinterpret_cast<typename E::T*>(page) + head_dim * kBlockSize +
+                       offset / E::kStep * head_dim * E::kStep + offset % E::kStep;
+  for (int j = 0; j < head_dim; ++j) out[j * E::kStep] = v[j];
+}
+
+// One head of one row, from its float32 projection to where it goes.
+template <class E>
+void finish_head(const QkvArgs& args, const StepView& step, int row, int head, const float* src) {
+  using T = typename E::T;
+  const int num_heads = args.heads.num_heads, num_kv_heads = args.heads.num_kv_heads;
+  const int dim = args.heads.head_dim;
+  alignas(64) float x[kHeadPad];
+  alignas(64) T narrow[kHeadPad];
+  const int padded = round_up(dim, kLanes);
+  for (int j = 0; j + kLanes <= dim; j += kLanes) store(x + j, load(src + j));
+  for (int j = dim / kLanes * kLanes; j < padded; ++j) x[j] = j < dim ? src[j] : 0.0f;
+
+  const bool is_value = head >= num_heads + num_kv_heads;
+  const bool is_query = head < num_heads;
+  if (!is_value) {
+    const float* norm = is_query ? args.norm.q : args.norm.k;
+    if (norm) normalize_head(x, norm, dim, args.norm.eps, args.norm.offset);
+    if (args.rope.rotary_dim > 0) rotate_head(x, args.rope, step.positions[row]);
+  }
+  for (int j = 0; j < padded; j += kLanes) E::narrow(narrow + j, load(x + j));
+  if (is_query) {
+    T* out = row_of<T>(*args.q, row) + static_cast<std::int64_t>(head) * dim;
+    __builtin_memcpy(out, narrow, dim * sizeof(T));
+    return;
+  }
+  const int slot = step.groups[args.kv.group].slots[row];
+  const int kv_head = (head - num_heads) % num_kv_heads;
+  char* page = args.kv.base + slot / kBlockSize * args.kv.page_bytes + kv_head * args.kv.head_bytes;
+  if (is_value) {
+    store_value<E>(page, dim, slot % kBlockSize, narrow);
+  } else {
+    store_key<E>(page, dim, slot % kBlockSize, narrow);
+  }
+}
+
+template <class E>
+OCTAVO_INLINE void zero_query_padding(const QkvArgs& args, int row) {
+  const int width = args.heads.num_heads * args.heads.head_dim;
+  typename E::T* out = row_of<typename E::T>(*args.q, row);
+  for (int j = width; j < round_up(width, kColumnPad); ++j) out[j] = 0;
+}
+
+// Panels that hold a whole number of heads.
+OCTAVO_INLINE int panels_per_head_group(int head_dim) {
+  int a = head_dim, b = kPanel;
+  while (b) {
+    const int r = a % b;
+    a = b;
+    b = r;
+  }
+  return head_dim / a;
+}
+
+template <class E>
+void qkv_project(const QkvArgs& args, const Task& task) {
+  float* tile = reinterpret_cast<float*>(task.scratch);
+  const LinearWeight& w = *args.weight;
+  if (!task.by_rows) {
+    gemm<E>(*args.x, w, gemm_range(task, w.num_panels, 1), 1, tile,
+            [&](int row, int count, int panel, int, const float* c, std::int64_t ldc) {
+              for (int i = 0; i < count; ++i) {
+                float* out = row_of<float>(*args.raw, row + i) + panel * kPanel;
+                OCTAVO_UNROLL for (int j = 0; j < kPanel; j += kLanes) {
+                  store(out + j, load(c + i * ldc + j));
+                }
+              }
+            });
+    return;
+  }
+  const int dim = args.heads.head_dim;
+  const int num_heads = args.heads.num_heads + 2 * args.heads.num_kv_heads;
+  const int group = panels_per_head_group(dim);
+  const GemmRange range = gemm_range(task, w.num_panels, group);
+  gemm<E>(*args.x, w, range, group, tile,
+          [&](int row, int count, int panel, int panels, const float* c, std::int64_t ldc) {
+            const int first = panel * kPanel / dim;
+            const int end = first + panels * kPanel / dim;
+            for (int i = 0; i < count; ++i) {
+              for (int h = first; h < end && h < num_heads; ++h) {
+                finish_head<E>(args, *task.step, row + i, h, c + i * ldc + (h - first) * dim);
+              }
+            }
+          });
+  for (int row = range.row_begin; row < range.row_end; ++row) zero_query_padding<E>(args, row);
+}
+
+template <class E>
+void qkv_finish(const QkvArgs& args, const Task& task) {
+  const int num_heads = args.heads.num_heads + 2 * args.heads.num_kv_heads;
+  int begin, end;
+  split(task.rows * num_heads, 1, task, &begin, &end);
+  for (int item = begin; item < end; ++item) {
+    const int row = item / num_heads, head = item % num_heads;
+    const float* src = row_of<float>(*args.raw, row) + head * args.heads.head_dim;
+    finish_head<E>(args, *task.step, row, head, src);
+    if (head == 0) zero_query_padding<E>(args, row);
+  }
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,204 @@
+#include "pack/weights.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/error.h"
+
+namespace octavo {
+namespace {
+
+constexpr std::int64_t kMaxDim = 1 << 30;
+constexpr int kHalfPanel = kPanel / 2;
+
+std::int64_t round_to(std::int64_t n, std::int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+float to_float(bf16 x) {
+  const std::uint32_t u = static_cast<std::uint32_t>(x) << 16;
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+
+template <class To, class From>
+To convert(From x) {
+  if constexpr (std::is_same_v<To, From>) return x;
+  if constexpr (std::is_same_v<To, bf16> && std::is_same_v<From, float>) return to_bf16(x);
+  if constexpr (std::is_same_v<To, float> && std::is_same_v<From, bf16>) return to_float(x);
+}
+
+// `count` source rows into neighbouring columns of one panel, in bands of k that stay in the L1
+// cache.
+template <class To, class From, int kStep>
+void pack_columns(const From* src, std::int64_t ld, int count, std::int64_t k, To* out) {
+  constexpr std::int64_t kBand = 64;
+  for (std::int64_t band = 0; band < k; band += kBand) {
+    const std::int64_t end = std::min(band + kBand, k);
+    for (int c = 0; c < count; ++c) {
+      const From* row = src + c * ld;
+      for (std::int64_t i = band; i < end; ++i) {
+        out[i / kStep * kStep * kPanel + c * kStep + i % kStep] = convert<To>(row[i]);
+      }
+    }
+  }
+}
+
+template <class To, int kStep>
+void pack_columns(const SourceRows& rows, std::int64_t first, int count, To* out) {
+  if (rows.dtype == DType::kF32) {
+    const float* src = static_cast<const float*>(rows.data) + first * rows.ld;
+    pack_columns<To, float, kStep>(src, rows.ld, count, rows.columns, out);
+  } else {
+    const bf16* src = static_cast<const bf16*>(rows.data) + first * rows.ld;
+    pack_columns<To, bf16, kStep>(src, rows.ld, count, rows.columns, out);
+  }
+}
+
+template <class To>
+void copy_row(const SourceRows& rows, std::int64_t row, To* out) {
+  if (rows.dtype == DType::kF32) {
+    const float* src = static_cast<const float*>(rows.data) + row * rows.ld;
+    for (std::int64_t i = 0; i < rows.columns; ++i) out[i] = convert<To>(src[i]);
+  } else {
+    const bf16* src = static_cast<const bf16*>(rows.data) + row * rows.ld;
+    for (std::int64_t i = 0; i < rows.columns; ++i) out[i] = convert<To>(src[i]);
+  }
+}
+
+void check_dims(std::int64_t rows, std::int64_t columns) {
+  require(rows > 0 && rows < kMaxDim && columns > 0 && columns < kMaxDim,
+          "weight dimensions must be in 1…2^30");
+}
+
+}  // namespace
+
+bf16 to_bf16(float x) {
+  std::uint32_t u;
+  std::memcpy(&u, &x, 4);
+  if (x != x) return static_cast<bf16>((u >> 16) | 0x40);
+  return static_cast<bf16>((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+std::int64_t element_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+
+PackedLinear::PackedLinear(WeightHeap& heap, DType dtype, std::int64_t n, std::int64_t k,
+                           bool gated, bool bias)
+    : dtype_(dtype), gated_(gated) {
+  check_dims(n, k);
+  require(!gated || n % 2 == 0, "a gated weight needs as many gate rows as up rows");
+  const std::int64_t columns = gated ? round_to(n / 2, kHalfPanel) * 2 : round_to(n, kPanel);
+  weight_.n = static_cast<int>(n);
+  weight_.k = static_cast<int>(k);
+  weight_.k_padded = static_cast<int>(dtype == DType::kBf16 ? round_to(k, 2) : k);
+  weight_.num_panels = static_cast<int>(columns / kPanel);
+  panels_ = heap.allocate(columns * weight_.k_padded * element_bytes(dtype));
+  weight_.panels = panels_.data;
+  if (bias) bias_.assign(columns, 0.0f);
+  weight_.bias = bias ? bias_.data() : nullptr;
+}
+
+std::int64_t PackedLinear::bytes() const {
+  return panels_.bytes + static_cast<std::int64_t>(bias_.size() * sizeof(float));
+}
+
+std::int64_t PackedLinear::column_of(std::int64_t row) const {
+  if (!gated_) return row;
+  const std::int64_t half = weight_.n / 2;
+  const std::int64_t i = row % half;
+  return i / kHalfPanel * kPanel + i % kHalfPanel + (row < half ? 0 : kHalfPanel);
+}
+
+void PackedLinear::put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows) {
+  require(
+      rows.columns == weight_.k && first >= 0 && rows.rows >= 0 && first + rows.rows <= weight_.n,
+      "rows do not fit the linear weight");
+  // Runs of rows that are neighbours in one panel.
+  struct Run {
+    std::int64_t source, column;
+    int count;
+  };
+  std::vector<Run> runs;
+  for (std::int64_t i = 0; i < rows.rows;) {
+    const std::int64_t column = column_of(first + i);
+    int count = 1;
+    while (i + count < rows.rows && (column + count) % kPanel != 0 &&
+           column_of(first + i + count) == column + count) {
+      ++count;
+    }
+    runs.push_back({i, column, count});
+    i += count;
+  }
+  const std::int64_t panel_elems = static_cast<std::int64_t>(weight_.k_padded) * kPanel;
+  const std::int64_t num_runs = static_cast<std::int64_t>(runs.size());
+  pool.run([&](int thread) {
+    const std::int64_t begin = num_runs * thread / pool.num_threads();
+    const std::int64_t end = num_runs * (thread + 1) / pool.num_threads();
+    for (std::int64_t r = begin; r < end; ++r) {
+      const Run& run = runs[r];
+      const std::int64_t panel = run.column / kPanel * panel_elems, c = run.column % kPanel;
+      if (dtype_ == DType::kF32) {
+        float* out = reinterpret_cast<float*>(panels_.data) + panel + c;
+        pack_columns<float, 1>(rows, run.source, run.count, out);
+      } else {
+        bf16* out = reinterpret_cast<bf16*>(panels_.data) + panel + c * 2;
+        pack_columns<bf16, 2>(rows, run.source, run.count, out);
+      }
+    }
+  });
+}
+
+void PackedLinear::put_bias(std::int64_t first, const float* bias, std::int64_t count) {
+  require(!bias_.empty(), "this linear weight has no bias");
+  require(first >= 0 && count >= 0 && first + count <= weight_.n, "bias does not fit the weight");
+  for (std::int64_t i = 0; i < count; ++i) bias_[column_of(first + i)] = bias[i];
+}
+
+PackedTable::PackedTable(WeightHeap& heap, DType dtype, std::int64_t rows, std::int64_t columns)
+    : dtype_(dtype), rows_(rows), columns_(columns), ld_(round_to(columns, kColumnPad)) {
+  check_dims(rows, columns);
+  data_ = heap.allocate(rows * ld_ * element_bytes(dtype));
+}
+
+void PackedTable::put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows) {
+  require(rows.columns == columns_ && first >= 0 && rows.rows >= 0 && first + rows.rows <= rows_,
+          "rows do not fit the embedding table");
+  pool.run([&](int thread) {
+    const std::int64_t begin = rows.rows * thread / pool.num_threads();
+    const std::int64_t end = rows.rows * (thread + 1) / pool.num_threads();
+    for (std::int64_t i = begin; i < end; ++i) {
+      if (dtype_ == DType::kF32) {
+        copy_row(rows, i, reinterpret_cast<float*>(data_.data) + (first + i) * ld_);
+      } else {
+        copy_row(rows, i, reinterpret_cast<bf16*>(data_.data) + (first + i) * ld_);
+      }
+    }
+  });
+}
+
+PackedVector::PackedVector(const float* data, std::int64_t size)
+    : size_(size),
+      region_(round_to(size, kColumnPad) * static_cast<std::int64_t>(sizeof(float)), false),
+      data_(reinterpret_cast<float*>(region_.data())) {
+  check_dims(1, size);
+  std::copy(data, data + size, data_);
+}
+
+RopeTable::RopeTable(const float* cos, const float* sin, std::int64_t positions, std::int64_t half,
+                     bool interleaved)
+    : positions_(positions),
+      region_(2 * positions * round_to(half, 16) * static_cast<std::int64_t>(sizeof(float)),
+              false) {
+  check_dims(positions, half);
+  require(half <= kMaxHeadDim / 2, "rotary_dim is larger than any head");
+  const std::int64_t ld = round_to(half, 16);
+  float* out = reinterpret_cast<float*>(region_.data());
+  for (std::int64_t p = 0; p < positions; ++p) {
+    std::copy(cos + p * half, cos + (p + 1) * half, out + p * ld);
+    std::copy(sin + p * half, sin + (p + 1) * half, out + (positions + p) * ld);
+  }
+  view_ = {out, out + positions * ld, ld, static_cast<int>(2 * half), interleaved};
+}
+
+}  // namespace octavo

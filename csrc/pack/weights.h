@@ -1,0 +1,97 @@
+// Weights in the layout that kernels read, filled row by row at load time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "api/types.h"
+#include "runtime/memory.h"
+#include "runtime/thread_pool.h"
+
+namespace octavo {
+
+std::int64_t element_bytes(DType dtype);
+
+bf16 to_bf16(float x);  // round to nearest even; NaN stays NaN
+
+// Rows of a checkpoint tensor, float32 or bfloat16 bits.
+struct SourceRows {
+  const void* data;
+  DType dtype;
+  std::int64_t rows;
+  std::int64_t columns;
+  std::int64_t ld;
+};
+
+class PackedLinear {
+ public:
+  PackedLinear(WeightHeap& heap, DType dtype, std::int64_t n, std::int64_t k, bool gated,
+               bool bias);
+
+  DType dtype() const { return dtype_; }
+  bool gated() const { return gated_; }
+  const LinearWeight& weight() const { return weight_; }
+  std::int64_t bytes() const;
+
+  // Logical output rows [first, first + rows.rows). Gated: first all gate rows, then all up rows.
+  void put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows);
+  void put_bias(std::int64_t first, const float* bias, std::int64_t count);
+
+ private:
+  std::int64_t column_of(std::int64_t row) const;  // among num_panels * 32
+
+  DType dtype_;
+  bool gated_;
+  LinearWeight weight_{};
+  Allocation panels_;
+  std::vector<float> bias_;
+};
+
+class PackedTable {
+ public:
+  PackedTable(WeightHeap& heap, DType dtype, std::int64_t rows, std::int64_t columns);
+
+  DType dtype() const { return dtype_; }
+  std::int64_t rows() const { return rows_; }
+  std::int64_t columns() const { return columns_; }
+  TableWeight table() const { return {data_.data, ld_}; }
+  std::int64_t bytes() const { return data_.bytes; }
+
+  void put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows);
+
+ private:
+  DType dtype_;
+  std::int64_t rows_, columns_, ld_;
+  Allocation data_;
+};
+
+// float32, padded with zeros to whole vectors.
+class PackedVector {
+ public:
+  explicit PackedVector(const float* data, std::int64_t size);
+
+  std::int64_t size() const { return size_; }
+  const float* data() const { return data_; }
+
+ private:
+  std::int64_t size_;
+  Region region_;
+  float* data_;
+};
+
+class RopeTable {
+ public:
+  RopeTable(const float* cos, const float* sin, std::int64_t positions, std::int64_t half,
+            bool interleaved);
+
+  std::int64_t positions() const { return positions_; }
+  const RopeView& view() const { return view_; }
+
+ private:
+  std::int64_t positions_;
+  Region region_;
+  RopeView view_{};
+};
+
+}  // namespace octavo

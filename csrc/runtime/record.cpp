@@ -1,0 +1,346 @@
+// The recording half of Program: argument checks, and one closure per op.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "dispatch/dispatch.h"
+#include "runtime/error.h"
+#include "runtime/program.h"
+
+namespace octavo {
+namespace {
+
+constexpr std::int64_t kMaxWidth = 1 << 24;
+
+int index(DType dtype) { return static_cast<int>(dtype); }
+
+std::int64_t padded_width(std::int64_t width) {
+  return (width + kColumnPad - 1) / kColumnPad * kColumnPad;
+}
+
+// A thread's rows.
+std::int64_t share_begin(const Task& task) {
+  return static_cast<std::int64_t>(task.rows) * task.thread / task.num_threads;
+}
+std::int64_t share_end(const Task& task) {
+  return static_cast<std::int64_t>(task.rows) * (task.thread + 1) / task.num_threads;
+}
+
+}  // namespace
+
+const ValueInfo& Program::info(int id) const {
+  require(id >= 0 && id < static_cast<int>(values_.size()), "unknown value");
+  return values_[id]->info;
+}
+
+Program::Value& Program::value(int id) {
+  info(id);
+  return *values_[id];
+}
+
+// Marks a use by the op about to be added.
+Program::Value& Program::read(int id) {
+  Value& v = value(id);
+  v.last = static_cast<int>(ops_.size());
+  return v;
+}
+
+// The activation operand of a linear op.
+const Buffer* Program::operand(int id, Rows* rows, std::int64_t width) {
+  Value& v = read(id);
+  require(v.info.dtype == act_, "a linear op reads values in the activation format only");
+  require(v.info.width == width, "the value's width is not the weight's input size");
+  v.operand = true;
+  *rows = v.info.rows;
+  return &v.buffer;
+}
+
+int Program::add_value(Rows rows, std::int64_t width, DType dtype, std::int64_t max_rows) {
+  require(!finished_, "this program is finished");
+  require(width > 0 && width <= kMaxWidth, "a value's width must be in 1…2^24");
+  auto v = std::make_unique<Value>();
+  v->info = {rows, width, dtype};
+  v->max_rows = max_rows >= 0           ? max_rows
+                : rows == Rows::kTokens ? rules_.limits.max_tokens
+                                        : rules_.limits.max_logit_rows;
+  values_.push_back(std::move(v));
+  return static_cast<int>(values_.size()) - 1;
+}
+
+void Program::add_op(const char* name, Rows rows, int writes, std::function<void(const Task&)> run,
+                     bool row_local, bool skip_by_rows) {
+  require(!finished_, "this program is finished");
+  if (writes >= 0) values_[writes]->first = static_cast<int>(ops_.size());
+  ops_.push_back({name, rows, row_local, skip_by_rows, std::move(run)});
+}
+
+void Program::need_scratch(std::int64_t bytes) { scratch_bytes_ = std::max(scratch_bytes_, bytes); }
+
+int Program::input(const std::string& name, std::int64_t width, DType dtype) {
+  if (const auto known = inputs_.find(name); known != inputs_.end()) {
+    const ValueInfo& v = info(known->second);
+    if (v.width != width || v.dtype != dtype) {
+      throw Error("input '" + name + "' is declared twice, differently");
+    }
+    return known->second;
+  }
+  const int out = add_value(Rows::kTokens, width, dtype);
+  const Buffer* to = &values_[out]->buffer;
+  inputs_[name] = out;
+  const auto run = [this, name, to, width, dtype](const Task& task) {
+    const StepArrays::Extra& x = current_->extra.at(name);
+    const std::int64_t item = element_bytes(dtype);
+    const std::int64_t padding = padded_width(width) - width;
+    for (std::int64_t i = share_begin(task); i < share_end(task); ++i) {
+      char* row = static_cast<char*>(to->data) + i * to->ld * item;
+      if (x.dtype == dtype) {
+        const char* src = static_cast<const char*>(x.data) + i * x.ld * item;
+        std::memcpy(row, src, static_cast<std::size_t>(width * item));
+      } else {
+        const float* src = static_cast<const float*>(x.data) + i * x.ld;
+        std::transform(src, src + width, reinterpret_cast<bf16*>(row), to_bf16);
+      }
+      std::memset(row + width * item, 0, static_cast<std::size_t>(padding * item));
+    }
+  };
+  add_op("input", Rows::kTokens, out, run, false);
+  return out;
+}
+
+void Program::output(const std::string& name, int x) {
+  require(!finished_, "this program is finished");
+  for (const auto& [known, id] : taps_) {
+    if (known == name) throw Error("output '" + name + "' is declared twice");
+  }
+  value(x).is_tap = true;
+  taps_.emplace_back(name, x);
+}
+
+int Program::embedding(std::shared_ptr<PackedTable> table, float scale) {
+  rules_.vocab = rules_.vocab ? std::min(rules_.vocab, table->rows()) : table->rows();
+  const int out = add_value(Rows::kTokens, table->columns(), DType::kF32);
+  const EmbeddingArgs args{table->table(), nullptr, &values_[out]->buffer,
+                           static_cast<int>(table->columns()), scale};
+  const auto kernel = kernels().embedding[index(table->dtype())];
+  keep(table);
+  add_op("embedding", Rows::kTokens, out, [=](const Task& task) { kernel(args, task); });
+  return out;
+}
+
+int Program::embedding(std::shared_ptr<PackedLinear> table, float scale) {
+  require(!table->gated(), "a gated weight is no embedding table");
+  const LinearWeight& w = table->weight();
+  rules_.vocab = rules_.vocab ? std::min<std::int64_t>(rules_.vocab, w.n) : w.n;
+  const int out = add_value(Rows::kTokens, w.k, DType::kF32);
+  const EmbeddingArgs args{{}, &w, &values_[out]->buffer, w.k, scale};
+  const auto kernel = kernels().embedding[index(table->dtype())];
+  keep(table);
+  add_op("embedding", Rows::kTokens, out, [=](const Task& task) { kernel(args, task); });
+  return out;
+}
+
+int Program::select_rows(int x) {
+  Value& from = read(x);
+  require(from.info.rows == Rows::kTokens, "select_rows reads a value with rows TOKENS");
+  const ValueInfo info = from.info;
+  const int out = add_value(Rows::kLogits, info.width, info.dtype);
+  const Buffer* src = &values_[x]->buffer;
+  const Buffer* dst = &values_[out]->buffer;
+  const std::int64_t item = element_bytes(info.dtype);
+  const std::int64_t bytes = padded_width(info.width) * item;
+  const auto run = [src, dst, item, bytes](const Task& task) {
+    for (std::int64_t i = share_begin(task); i < share_end(task); ++i) {
+      const std::int64_t from = task.step->logit_rows[i];
+      std::memcpy(static_cast<char*>(dst->data) + i * dst->ld * item,
+                  static_cast<const char*>(src->data) + from * src->ld * item,
+                  static_cast<std::size_t>(bytes));
+    }
+  };
+  add_op("select_rows", Rows::kLogits, out, run, false);
+  return out;
+}
+
+int Program::rms_norm(int x, std::shared_ptr<PackedVector> weight, int residual, float eps,
+                      float offset) {
+  const ValueInfo info = read(x).info;
+  require(info.dtype == DType::kF32, "rms_norm reads float32");
+  require(weight->size() == info.width, "the norm weight's size is not the value's width");
+  const bool adds = residual >= 0;
+  if (adds) {
+    const ValueInfo& r = read(residual).info;
+    require(r.dtype == DType::kF32 && r.width == info.width && r.rows == info.rows,
+            "the residual does not match the normed value");
+  }
+  const int out = add_value(info.rows, info.width, adds ? DType::kF32 : act_);
+  const NormArgs args{&values_[x]->buffer,
+                      weight->data(),
+                      adds ? &values_[residual]->buffer : nullptr,
+                      &values_[out]->buffer,
+                      static_cast<int>(info.width),
+                      eps,
+                      offset};
+  const auto kernel = adds ? kernels().rms_norm_add : kernels().rms_norm[index(act_)];
+  keep(weight);
+  if (adds && x != residual) in_place_.emplace_back(residual, out);
+  add_op(adds ? "rms_norm_add" : "rms_norm", info.rows, out,
+         [=](const Task& task) { kernel(args, task); });
+  return out;
+}
+
+int Program::linear(int x, std::shared_ptr<PackedLinear> weight, int residual) {
+  require(weight->dtype() == act_ && !weight->gated(),
+          "linear needs a plain weight of act's dtype");
+  const LinearWeight& w = weight->weight();
+  Rows rows;
+  const Buffer* a = operand(x, &rows, w.k);
+  const bool adds = residual >= 0;
+  if (adds) {
+    const ValueInfo& r = read(residual).info;
+    require(r.dtype == DType::kF32 && r.width == w.n && r.rows == rows,
+            "the residual does not match the linear op's result");
+  }
+  const int out = add_value(rows, w.n, DType::kF32);
+  const LinearArgs args{a, &w, adds ? &values_[residual]->buffer : nullptr, &values_[out]->buffer};
+  const auto kernel = kernels().linear[index(act_)];
+  keep(weight);
+  need_scratch(kernels().gemm_scratch(1));
+  if (adds && x != residual) in_place_.emplace_back(residual, out);
+  add_op(adds ? "linear_add" : "linear", rows, out, [=](const Task& task) { kernel(args, task); });
+  return out;
+}
+
+int Program::gated_linear(int x, std::shared_ptr<PackedLinear> weight, Activation activation) {
+  require(weight->dtype() == act_ && weight->gated(), "gated_linear needs a gated weight");
+  const LinearWeight& w = weight->weight();
+  Rows rows;
+  const Buffer* a = operand(x, &rows, w.k);
+  const int out = add_value(rows, w.n / 2, act_);
+  const GatedArgs args{a, &w, &values_[out]->buffer, activation};
+  const auto kernel = kernels().gated_linear[index(act_)];
+  keep(weight);
+  need_scratch(kernels().gemm_scratch(1));
+  add_op("gated_linear", rows, out, [=](const Task& task) { kernel(args, task); });
+  return out;
+}
+
+void Program::use_kv(const KvLayer& kv, const HeadShape& heads) {
+  require(
+      heads.num_heads > 0 && heads.num_kv_heads > 0 && heads.num_heads % heads.num_kv_heads == 0,
+      "num_heads must be a multiple of num_kv_heads");
+  require(heads.head_dim > 0 && heads.head_dim % 2 == 0 && heads.head_dim <= kMaxHeadDim,
+          "head_dim must be even and at most 512");
+  require(kv.num_kv_heads == heads.num_kv_heads && kv.head_dim == heads.head_dim,
+          "the KV cache layer has other heads than the op");
+  require(!cache_ || cache_ == kv.cache, "a program can use one KV cache only");
+  cache_ = kv.cache;
+  rules_.num_blocks = cache_->num_blocks();
+}
+
+GroupUse& Program::group_use(std::int64_t group) {
+  require(group >= 0 && group < 1024, "KV group out of range");
+  if (static_cast<std::int64_t>(rules_.groups.size()) <= group) rules_.groups.resize(group + 1);
+  return rules_.groups[group];
+}
+
+static KvView kv_view(const KvLayer& kv, DType dtype) {
+  const std::int64_t head = 2 * kBlockSize * kv.head_dim * element_bytes(dtype);
+  require(kv.num_kv_heads * head <= kv.cache->page_bytes(), "KV pages are too small for the heads");
+  require(kv.tensor >= 0 && kv.tensor < kv.cache->num_tensors(), "KV tensor out of range");
+  return {kv.cache->tensor(kv.tensor), kv.cache->page_bytes(), head, static_cast<int>(kv.group)};
+}
+
+int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const KvLayer& kv,
+                            const HeadShape& heads, std::shared_ptr<RopeTable> rope,
+                            const HeadNorm& norm) {
+  require(weight->dtype() == act_ && !weight->gated(), "qkv needs a plain weight of act's dtype");
+  use_kv(kv, heads);
+  const LinearWeight& w = weight->weight();
+  require(w.n == (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim,
+          "the weight's rows are not (num_heads + 2 num_kv_heads) * head_dim");
+  if (rope) {
+    require(rope->view().rotary_dim <= heads.head_dim, "rotary_dim is larger than head_dim");
+    require(rope->positions() >= rules_.limits.max_position, "the rope table is too short");
+  }
+  require(!norm.q == !norm.k, "head norms come in pairs");
+  if (norm.q) {
+    require(norm.q->size() == heads.head_dim && norm.k->size() == heads.head_dim,
+            "head norm weights must have head_dim elements");
+  }
+  group_use(kv.group).stores = true;
+  Rows rows;
+  const Buffer* a = operand(x, &rows, w.k);
+  require(rows == Rows::kTokens, "qkv_rope_store reads a value with rows TOKENS");
+  const std::int64_t raw_rows = std::min<std::int64_t>(
+      rules_.limits.max_tokens, pool_->num_threads() == 1 ? 1 : 64 * pool_->num_threads());
+  const int raw = add_value(rows, w.n, DType::kF32, raw_rows);
+  const int out = add_value(rows, heads.num_heads * heads.head_dim, act_);
+  const QkvArgs args{a,
+                     &w,
+                     &values_[raw]->buffer,
+                     &values_[out]->buffer,
+                     kv_view(kv, act_),
+                     heads,
+                     rope ? rope->view() : RopeView{},
+                     HeadNormView{norm.q ? norm.q->data() : nullptr,
+                                  norm.k ? norm.k->data() : nullptr, norm.eps, norm.offset}};
+  const auto project = kernels().qkv_project[index(act_)];
+  const auto finish = kernels().qkv_finish[index(act_)];
+  keep(weight);
+  keep(kv.cache);
+  keep(rope);
+  keep(norm.q);
+  keep(norm.k);
+  need_scratch(
+      kernels().gemm_scratch(heads.head_dim / std::gcd(heads.head_dim, static_cast<int>(kPanel))));
+  values_[out]->first = static_cast<int>(ops_.size());
+  add_op("qkv_project", rows, raw, [=](const Task& task) { project(args, task); });
+  read(raw);
+  values_[out]->last = static_cast<int>(ops_.size());
+  add_op("qkv_finish", rows, -1, [=](const Task& task) { finish(args, task); }, true, true);
+  return out;
+}
+
+int Program::attention(int q, const KvLayer& kv, const HeadShape& heads, float scale, int window,
+                       float soft_cap) {
+  use_kv(kv, heads);
+  const ValueInfo info = read(q).info;
+  require(info.rows == Rows::kTokens && info.dtype == act_ &&
+              info.width == heads.num_heads * heads.head_dim,
+          "attention reads q in the activation format, [T, num_heads * head_dim]");
+  require(scale > 0.0f, "the attention scale must be positive");
+  require(window >= 0 && soft_cap >= 0.0f, "window and soft_cap must not be negative");
+  GroupUse& use = group_use(kv.group);
+  use.window = use.attends && (use.window == 0 || window == 0) ? 0 : std::max(use.window, window);
+  use.attends = true;
+  const int out = add_value(info.rows, info.width, act_);
+  const AttentionArgs args{&values_[q]->buffer,
+                           &values_[out]->buffer,
+                           kv_view(kv, act_),
+                           heads,
+                           scale,
+                           soft_cap,
+                           window};
+  const auto kernel = kernels().attention[index(act_)];
+  keep(kv.cache);
+  need_scratch(kernels().attention_scratch(heads));
+  add_op("attention", info.rows, out, [=](const Task& task) { kernel(args, task); }, false);
+  return out;
+}
+
+int Program::logits(int x, std::shared_ptr<PackedLinear> weight, float scale, float soft_cap) {
+  require(weight->dtype() == act_ && !weight->gated(), "logits need a plain weight of act's dtype");
+  require(soft_cap >= 0.0f, "soft_cap must not be negative");
+  const LinearWeight& w = weight->weight();
+  Rows rows;
+  const Buffer* a = operand(x, &rows, w.k);
+  require(rows == Rows::kLogits, "logits read a value with rows LOGITS");
+  const int out = add_value(rows, w.n, DType::kF32);
+  const LogitsArgs args{a, &w, &values_[out]->buffer, scale, soft_cap};
+  const auto kernel = kernels().logits[index(act_)];
+  keep(weight);
+  need_scratch(kernels().gemm_scratch(1));
+  add_op("logits", rows, out, [=](const Task& task) { kernel(args, task); });
+  return out;
+}
+
+}  // namespace octavo

@@ -1,0 +1,56 @@
+// Sampling over rows of logits; semantics in octavo.kernels.ops.SamplingOps.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "runtime/thread_pool.h"
+
+namespace octavo {
+
+struct LogitsView {
+  float* data;
+  std::int64_t rows, vocab, ld;
+};
+
+struct SamplingRows {
+  const float* temperature;
+  const std::int32_t* top_k;
+  const float* top_p;
+  const float* min_p;
+  const std::uint64_t* seed;
+  const std::int32_t* sample_index;
+  const std::int32_t* position;
+};
+
+// Uniform in [0, 1) with 53 bits: Philox4x32-10 (Salmon et al. 2011), key = seed, counter =
+// (position, sample index, purpose, 0).
+double philox_uniform(std::uint64_t seed, std::uint32_t position, std::uint32_t sample_index,
+                      std::uint32_t purpose);
+
+class Sampler {
+ public:
+  explicit Sampler(std::shared_ptr<ThreadPool> pool);
+  ~Sampler();
+
+  // Token ids [rows].
+  void sample(const LogitsView& logits, const SamplingRows& rows, std::int32_t* token_ids);
+
+  // ids and values [n, 1 + k], ranks [n].
+  void logprobs(const LogitsView& logits, const std::int32_t* rows, const std::int32_t* token_ids,
+                std::int64_t n, std::int64_t k, std::int32_t* ids, float* values,
+                std::int32_t* ranks);
+
+ private:
+  struct Workspace;
+
+  void prepare(std::int64_t vocab);
+
+  std::shared_ptr<ThreadPool> pool_;
+  std::mutex mutex_;
+  std::vector<Workspace> workspaces_;  // one per thread
+};
+
+}  // namespace octavo

@@ -1,0 +1,96 @@
+// AVX-512 (F, BW, DQ, VL): 16 lanes.
+#pragma once
+
+#include <immintrin.h>
+
+#include "simd/common.h"
+
+namespace octavo {
+namespace {
+
+using F32 = __m512;
+constexpr int kLanes = 16;
+constexpr int kTileVectors = 2;        // vectors of a GEMM tile row
+constexpr int kNarrowTileVectors = 2;  // the same for one or two rows
+constexpr int kScoreRows = 6;          // attention: rows and blocks of a q·k tile
+constexpr int kScoreBlocks = 4;
+constexpr int kValueRows = 6;  // attention: rows and vectors of a p·v tile
+constexpr int kValueVectors = 4;
+
+OCTAVO_INLINE F32 load(const float* p) { return _mm512_loadu_ps(p); }
+OCTAVO_INLINE void store(float* p, F32 v) { _mm512_storeu_ps(p, v); }
+OCTAVO_INLINE F32 set1(float x) { return _mm512_set1_ps(x); }
+OCTAVO_INLINE F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
+OCTAVO_INLINE F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
+OCTAVO_INLINE F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
+OCTAVO_INLINE F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
+OCTAVO_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
+OCTAVO_INLINE F32 vmax(F32 a, F32 b) { return _mm512_max_ps(a, b); }
+OCTAVO_INLINE F32 vmin(F32 a, F32 b) { return _mm512_min_ps(a, b); }
+OCTAVO_INLINE F32 vsqrt(F32 a) { return _mm512_sqrt_ps(a); }
+OCTAVO_INLINE F32 round_even(F32 a) { return _mm512_roundscale_ps(a, 0); }
+// 2^n for integral n in [-126, 127].
+OCTAVO_INLINE F32 pow2(F32 n) {
+  const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
+}
+// a > b ? x : y, lane by lane; y where a or b is NaN.
+OCTAVO_INLINE F32 select_greater(F32 a, F32 b, F32 x, F32 y) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
+}
+OCTAVO_INLINE float reduce_add(F32 v) { return _mm512_reduce_add_ps(v); }
+OCTAVO_INLINE float reduce_max(F32 v) { return _mm512_reduce_max_ps(v); }
+// One bit per lane: a > b, a >= b.
+OCTAVO_INLINE unsigned mask_greater(F32 a, F32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
+}
+
+OCTAVO_INLINE void prefetch_l2(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+}
+
+// bfloat16 without its instructions: widened to float32 and multiplied with FMA.
+struct ElemBf16Widened {
+  using T = bf16;
+  struct B {
+    F32 first, second;
+  };
+  static constexpr int kStep = 2;
+  static constexpr int kMaxRows = 6;
+  static constexpr int kMaxUnblockedK = 1536;
+  static constexpr int kBlockK = 1024;
+  static constexpr DType kDType = DType::kBf16;
+
+  static OCTAVO_INLINE B split(__m512i u) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(u, 16)),
+            _mm512_castsi512_ps(_mm512_and_si512(u, _mm512_set1_epi32(~0xffff)))};
+  }
+  static OCTAVO_INLINE B load(const T* p) { return split(_mm512_loadu_si512(p)); }
+  static OCTAVO_INLINE B broadcast(const T* p) {
+    std::int32_t pair;
+    __builtin_memcpy(&pair, p, 4);
+    return split(_mm512_set1_epi32(pair));
+  }
+  static OCTAVO_INLINE F32 dot(F32 acc, B a, B b) {
+    return fma(a.second, b.second, fma(a.first, b.first, acc));
+  }
+  static OCTAVO_INLINE B keep_first(B b) { return {b.first, _mm512_setzero_ps()}; }
+  static OCTAVO_INLINE B keep_second(B b) { return {_mm512_setzero_ps(), b.second}; }
+  static OCTAVO_INLINE F32 widen(const T* p) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+  static OCTAVO_INLINE void narrow(T* p, F32 v) {
+    const __m512i u = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    __m512i r = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    r = _mm512_mask_or_epi32(r, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), u,
+                             _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16)));
+  }
+};
+
+}  // namespace
+}  // namespace octavo

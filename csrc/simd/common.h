@@ -1,0 +1,42 @@
+// What every vector interface shares. An ISA unit includes one interface, then kernels/*.inl.h; all
+// of it lives in anonymous namespaces, so that no symbol compiled for one ISA can serve another.
+//
+// The interface: `F32`, a vector of kLanes floats, with load, store, set1, add, sub, mul, div, fma,
+// vmax, vmin, vsqrt, round_even, pow2, select_greater, reduce_add, reduce_max; and an element
+// policy for bfloat16 beside `ElemF32` below. A policy has
+//     T, kStep            stored type; consecutive k that one 32-bit lane holds
+//     B                   kLanes lanes of kStep elements
+//     load, broadcast     B from memory: kLanes * kStep elements; kStep elements to all lanes
+//     dot                 acc + a * b, over kStep ascending k
+//     keep_first/second   B with the other half of each lane zeroed (kStep 2 only)
+//     widen, narrow       kLanes elements to and from F32 (round to nearest even)
+//     kMaxRows            rows of a GEMM tile; kMaxBlockedK, kBlockK: see gemm.inl.h
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "api/kernel_table.h"
+
+#define OCTAVO_INLINE inline __attribute__((always_inline))
+#define OCTAVO_NOINLINE __attribute__((noinline))
+#define OCTAVO_UNROLL _Pragma("GCC unroll 32")
+#define OCTAVO_NO_UNROLL _Pragma("GCC unroll 1")
+
+namespace octavo {
+namespace {
+
+OCTAVO_INLINE std::uint32_t float_bits(float x) {
+  std::uint32_t u;
+  __builtin_memcpy(&u, &x, 4);
+  return u;
+}
+
+OCTAVO_INLINE float bits_float(std::uint32_t u) {
+  float x;
+  __builtin_memcpy(&x, &u, 4);
+  return x;
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,108 @@
+// Any target: 4 lanes of the compiler's own vectors. Without a fused multiply-add; contraction is
+// off, so that the order of roundings is the one written here.
+#pragma once
+
+#include "simd/common.h"
+
+namespace octavo {
+namespace {
+
+typedef float F32 __attribute__((vector_size(16)));
+typedef std::int32_t I32x4 __attribute__((vector_size(16)));
+typedef std::uint32_t U32x4 __attribute__((vector_size(16)));
+constexpr int kLanes = 4;
+constexpr int kTileVectors = 2;
+constexpr int kNarrowTileVectors = 2;
+constexpr int kScoreRows = 2;
+constexpr int kScoreBlocks = 1;
+constexpr int kValueRows = 2;
+constexpr int kValueVectors = 2;
+
+OCTAVO_INLINE F32 load(const float* p) {
+  F32 v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+OCTAVO_INLINE void store(float* p, F32 v) { __builtin_memcpy(p, &v, sizeof v); }
+OCTAVO_INLINE F32 set1(float x) { return F32{x, x, x, x}; }
+OCTAVO_INLINE F32 add(F32 a, F32 b) { return a + b; }
+OCTAVO_INLINE F32 sub(F32 a, F32 b) { return a - b; }
+OCTAVO_INLINE F32 mul(F32 a, F32 b) { return a * b; }
+OCTAVO_INLINE F32 div(F32 a, F32 b) { return a / b; }
+OCTAVO_INLINE F32 fma(F32 a, F32 b, F32 c) { return a * b + c; }
+OCTAVO_INLINE F32 vmax(F32 a, F32 b) { return a > b ? a : b; }
+OCTAVO_INLINE F32 vmin(F32 a, F32 b) { return a < b ? a : b; }
+OCTAVO_INLINE F32 vsqrt(F32 a) {
+  return F32{__builtin_sqrtf(a[0]), __builtin_sqrtf(a[1]), __builtin_sqrtf(a[2]),
+             __builtin_sqrtf(a[3])};
+}
+// Exact for |a| < 2^22: adding and taking away 1.5 * 2^23 leaves the nearest integer.
+OCTAVO_INLINE F32 round_even(F32 a) {
+  const F32 magic = set1(12582912.0f);
+  return (a + magic) - magic;
+}
+OCTAVO_INLINE F32 pow2(F32 n) {
+  const I32x4 biased = __builtin_convertvector(n, I32x4) + 127;
+  return (F32)(biased << 23);
+}
+OCTAVO_INLINE F32 select_greater(F32 a, F32 b, F32 x, F32 y) { return a > b ? x : y; }
+OCTAVO_INLINE float reduce_add(F32 v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+OCTAVO_INLINE float reduce_max(F32 v) {
+  const float a = v[0] > v[2] ? v[0] : v[2];
+  const float b = v[1] > v[3] ? v[1] : v[3];
+  return a > b ? a : b;
+}
+OCTAVO_INLINE unsigned mask_greater(F32 a, F32 b) {
+  unsigned mask = 0;
+  for (int i = 0; i < kLanes; ++i) mask |= static_cast<unsigned>(a[i] > b[i]) << i;
+  return mask;
+}
+OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) {
+  unsigned mask = 0;
+  for (int i = 0; i < kLanes; ++i) mask |= static_cast<unsigned>(a[i] >= b[i]) << i;
+  return mask;
+}
+OCTAVO_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+struct ElemBf16Widened {
+  using T = bf16;
+  struct B {
+    F32 first, second;
+  };
+  static constexpr int kStep = 2;
+  static constexpr int kMaxRows = 2;
+  static constexpr int kMaxUnblockedK = 1536;
+  static constexpr int kBlockK = 1024;
+  static constexpr DType kDType = DType::kBf16;
+
+  static OCTAVO_INLINE B split(U32x4 u) { return {(F32)(u << 16), (F32)(u & 0xffff0000u)}; }
+  static OCTAVO_INLINE B load(const T* p) {
+    U32x4 u;
+    __builtin_memcpy(&u, p, sizeof u);
+    return split(u);
+  }
+  static OCTAVO_INLINE B broadcast(const T* p) {
+    std::uint32_t pair;
+    __builtin_memcpy(&pair, p, 4);
+    return split(U32x4{pair, pair, pair, pair});
+  }
+  static OCTAVO_INLINE F32 dot(F32 acc, B a, B b) {
+    return fma(a.second, b.second, fma(a.first, b.first, acc));
+  }
+  static OCTAVO_INLINE B keep_first(B b) { return {b.first, set1(0.0f)}; }
+  static OCTAVO_INLINE B keep_second(B b) { return {set1(0.0f), b.second}; }
+  static OCTAVO_INLINE F32 widen(const T* p) {
+    const U32x4 u{p[0], p[1], p[2], p[3]};
+    return (F32)(u << 16);
+  }
+  static OCTAVO_INLINE void narrow(T* p, F32 v) {
+    const U32x4 u = (U32x4)v;
+    const U32x4 rounded = u + 0x7fffu + ((u >> 16) & 1u);
+    const U32x4 quiet = u | 0x400000u;
+    const U32x4 r = (v == v ? rounded : quiet) >> 16;
+    for (int i = 0; i < kLanes; ++i) p[i] = static_cast<T>(r[i]);
+  }
+};
+
+}  // namespace
+}  // namespace octavo

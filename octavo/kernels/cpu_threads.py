@@ -1,0 +1,74 @@
+"""How many compute threads this process may use, and where."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_SYS_CPU = Path("/sys/devices/system/cpu")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_cpus(sys_cpu: Path = _SYS_CPU, cgroup: Path = _CGROUP) -> list[int]:
+    """One logical CPU per physical core of the affinity mask, no more than the cgroup's CPU quota
+    (rounded down, at least 1) pays for."""
+    if hasattr(os, "sched_getaffinity"):
+        mask = sorted(os.sched_getaffinity(0))
+    else:
+        mask = list(range(os.cpu_count() or 1))
+    cores: dict[str, int] = {}
+    for cpu in mask:
+        cores.setdefault(_siblings(sys_cpu, cpu), cpu)
+    cpus = sorted(cores.values())
+    quota = _cgroup_quota(cgroup)
+    return cpus if quota is None else cpus[: max(1, int(quota))]
+
+
+def _siblings(sys_cpu: Path, cpu: int) -> str:
+    """A name of the core that a logical CPU belongs to."""
+    try:
+        return (sys_cpu / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _cgroup_quota(root: Path) -> float | None:
+    """CPUs that the process's cgroup may use (v2 cpu.max, v1 cfs quota), the least on its path; None
+    without a limit."""
+    quotas = []
+    for group in _own_groups():
+        for folder in (root / group, *(root / group).parents):
+            if folder != root and root not in folder.parents:
+                break
+            quotas += [q for q in (_read_v2(folder), _read_v1(folder)) if q is not None]
+    return min(quotas, default=None)
+
+
+def _own_groups() -> list[str]:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    groups = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "cpu", "cpu,cpuacct", "cpuacct,cpu"):
+            groups.append(f"{controllers}/{path.lstrip('/')}".strip("/"))
+    return groups
+
+
+def _read_v2(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _read_v1(folder: Path) -> float | None:
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        period = int((folder / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 and period > 0 else None
