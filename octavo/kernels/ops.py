@@ -129,7 +129,8 @@ class Ops(ABC):
     @op
     @abstractmethod
     def input(self, name: str, width: int, dtype: DType = DType.F32) -> Value:
-        """External rows `StepInputs.extra[name]` [T, width]: embeddings, a pipeline stage's input."""
+        """External rows `StepInputs.extra[name]` [T, width]: embeddings, a pipeline stage's input.
+        Of the back end's dtype, they may be read as act."""
 
     @op
     @abstractmethod
@@ -238,7 +239,8 @@ class StepInputs:
         block_tables: per KV group [B, max blocks] int32; 0 pads and stands for null blocks.
         slot_mapping: per KV group [T] int32: block id * 16 + offset where a token's KV goes.
         logit_rows: [R] int32, token rows that need logits, ascending.
-        extra: external inputs by name, [T, width].
+        extra: external inputs by name, [T, width] float32 (rounded where the input is bfloat16), or
+            uint16 bit patterns of bfloat16.
     """
 
     token_ids: np.ndarray

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as functional
 
 from octavo.contracts.kv_spec import NULL_BLOCK_ID, FullAttentionSpec
-from octavo.contracts.tensor import DType
+from octavo.contracts.tensor import DType, bf16_to_float32
 from octavo.errors import KernelError
 from octavo.kernels.ops import (
     Activation,
@@ -132,7 +132,8 @@ class TorchOps(Ops):
             array.shape == (self._num_tokens, width),
             f"input {name!r} is {array.shape}, not {(self._num_tokens, width)}",
         )
-        data = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+        values = bf16_to_float32(array) if array.dtype == np.uint16 else array
+        data = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
         return Value(_Rows(data.to(TORCH_DTYPES[dtype]), act=None), Rows.TOKENS, width, dtype)
 
     def output(self, name: str, x: Value) -> None:

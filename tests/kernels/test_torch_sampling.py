@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from octavo.contracts.tensor import DType
 from octavo.errors import KernelError
+from octavo.kernels import torch_sampling
 from octavo.kernels.ops import Backend, Graph, Ops, SamplingRows, StepInputs, StepLimits
 from octavo.kernels.rng import uniform
 from tests.kernels.backends import BACKENDS, make_backend
@@ -168,7 +169,7 @@ def test_equals_the_twin(sampling: Sampling, name: str, vocab: int) -> None:
     ids = sampling.sample(logits, rows)
     for i, got in enumerate(ids):
         token, margin = twin_sample(logits[i], rows, i)
-        assert got == token or margin < 1e-9, (i, got, token)
+        assert got == token or margin < 2e-6, (i, got, token)  # weights may be float32
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -187,7 +188,7 @@ def test_only_kept_tokens_are_drawn(
     (token,) = sampling.sample(logits, rows)
     # A hair wider than asked: sums in another order may disagree on the last token kept.
     weights = kept_weights(
-        logits[0], temperature, top_k, min(1.0, top_p + 1e-9), min_p * (1 - 1e-6)
+        logits[0], temperature, top_k, min(1.0, top_p + 1e-6), min_p * (1 - 1e-6)
     )
     assert weights[token] > 0
 
@@ -262,6 +263,13 @@ def test_the_draw_is_keyed_by_seed_index_and_position(sampling: Sampling) -> Non
     ids = sampling.sample(logits, rows)
     assert len(set(ids)) == 4
     assert sampling.sample(logits, rows) == ids
+
+
+def test_a_draw_of_zero_takes_no_masked_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_sampling, "uniform", lambda seed, *_: np.zeros(len(seed)))
+    logits = np.array([[-np.inf, -np.inf, 0.5, 0.0]], dtype=np.float32)
+    reference = Sampling(make_backend("reference", DType.F32, 1))
+    assert reference.sample(logits, make_rows(1)) == [2]
 
 
 def test_mask(sampling: Sampling) -> None:
