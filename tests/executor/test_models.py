@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,15 @@ import pytest
 
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.executor.uniproc import UniProcExecutor
-from tests.worker.tiny import LLAMA, MISTRAL, tiny_config, tiny_files
+from octavo.models import registry
+from tests.worker.tiny import HYBRID, LLAMA, MISTRAL, tiny_config, tiny_files
 from tests.worker.toy import ToyRequest, ToyScheduler
 
 NUM_TOKENS = 10
-NUM_BLOCKS = 40
+NUM_BLOCKS = 80
+
+Device = tuple[str, str, dict[str, Any]]
+Running = tuple[UniProcExecutor, int]  # and its number of KV groups
 
 
 def make_requests() -> list[ToyRequest]:
@@ -38,12 +43,19 @@ def make_requests() -> list[ToyRequest]:
     ]
 
 
-def serve(
-    requests: list[ToyRequest], executor: UniProcExecutor, depth: int, seed: int | None
-) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def hybrid_is_registered() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        home = ("tests.worker.tiny", "HybridForCausalLM")
+        patch.setitem(registry._MODELS, "HybridForCausalLM", home)
+        yield
+
+
+def serve(requests: list[ToyRequest], running: Running, depth: int, seed: int | None) -> None:
     """All requests to their end. With a seed: random chunks, order, admissions and preemptions."""
     rng = random.Random(seed)
-    scheduler = ToyScheduler(1, NUM_BLOCKS)
+    executor, num_groups = running
+    scheduler = ToyScheduler(num_groups, NUM_BLOCKS)
     for request in requests:
         scheduler.add(request)
     while scheduler.waiting or scheduler.running:
@@ -84,16 +96,13 @@ def answers(requests: list[ToyRequest]) -> list[Any]:
     ]
 
 
-Device = tuple[str, str, dict[str, Any]]
-
-
 @pytest.fixture(
     scope="module",
     params=[
         (device, dtype, model)
         for device in ("reference", "cpu")
         for dtype in ("float32", "bfloat16")
-        for model in (LLAMA, MISTRAL)
+        for model in (LLAMA, MISTRAL, HYBRID)
     ],
     ids=lambda p: f"{p[0]}-{p[1]}-{p[2]['architectures'][0]}",
 )
@@ -101,25 +110,26 @@ def device(request: pytest.FixtureRequest) -> Device:
     return request.param
 
 
-def running(device: Device, depth: int = 1) -> UniProcExecutor:
+@contextmanager
+def running(device: Device, depth: int = 1) -> Iterator[Running]:
     name, dtype, model = device
     config = tiny_config(
         device=name, dtype=dtype, pipeline_depth=depth, num_gpu_blocks_override=NUM_BLOCKS
     )
     executor = UniProcExecutor(config, tiny_files(model))
-    executor.start()
-    return executor
+    info = executor.start()
+    yield executor, len(info.kv_cache_config.groups)
+    executor.shutdown()
 
 
 @pytest.fixture(scope="module")
-def alone(device: Device) -> Iterator[list[Any]]:
+def alone(device: Device) -> list[Any]:
     """Each request by itself, whole prompts, one step at a time."""
-    executor = running(device)
     requests = make_requests()
-    for request in requests:
-        serve([request], executor, depth=1, seed=None)
-    yield answers(requests)
-    executor.shutdown()
+    with running(device) as engine:
+        for request in requests:
+            serve([request], engine, depth=1, seed=None)
+    return answers(requests)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -127,24 +137,27 @@ def alone(device: Device) -> Iterator[list[Any]]:
 def test_scheduling_does_not_show(
     device: Device, alone: list[Any], depth: int, seed: int | None
 ) -> None:
-    executor = running(device, depth)
     requests = make_requests()
-    serve(requests, executor, depth, seed)
-    executor.shutdown()
+    with running(device, depth) as engine:
+        serve(requests, engine, depth, seed)
     assert answers(requests) == alone
 
 
-def test_back_ends_agree() -> None:
+@pytest.mark.parametrize("model", [LLAMA, MISTRAL, HYBRID])
+def test_back_ends_agree(model: dict[str, Any]) -> None:
     """Greedy ids of float32 models are the same; logprobs nearly."""
-    for model in (LLAMA, MISTRAL):
-        found = []
-        for name in ("reference", "cpu"):
-            executor = running((name, "float32", model))
-            requests = [r for r in make_requests() if r.params.is_greedy]
-            serve(requests, executor, 1, None)
-            executor.shutdown()
-            found.append(requests)
-        for one, other in zip(*found):
-            assert one.output[:NUM_TOKENS] == other.output[:NUM_TOKENS]
-            for a, b in zip(one.logprobs, other.logprobs):
-                np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)
+    found = []
+    for name in ("reference", "cpu"):
+        requests = [r for r in make_requests() if r.params.is_greedy]
+        with running((name, "float32", model)) as engine:
+            serve(requests, engine, 1, None)
+        found.append(requests)
+    for one, other in zip(*found):
+        assert one.output[:NUM_TOKENS] == other.output[:NUM_TOKENS]
+        for a, b in zip(one.logprobs, other.logprobs):
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)
+
+
+def test_layers_that_differ_get_a_group_each() -> None:
+    with running(("reference", "float32", HYBRID)) as (_, num_groups):
+        assert num_groups == 3

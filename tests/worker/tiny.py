@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.model import ConfigReader
 from octavo.contracts.tensor import DType
 from octavo.models.files import ModelFiles
+from octavo.models.llama import LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -25,6 +27,15 @@ LLAMA = {
     "tie_word_embeddings": True,
 }
 MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 20}
+HYBRID = {**LLAMA, "architectures": ["HybridForCausalLM"], "num_hidden_layers": 3}
+
+
+class HybridForCausalLM(LlamaForCausalLM):
+    """Window, full, window: three KV groups of one layer. (The registry must be told of it.)"""
+
+    def decoder_layer(self, config: LlamaConfig, index: int) -> LlamaDecoderLayer:
+        window = 20 if index % 2 == 0 else None
+        return super().decoder_layer(replace(config, sliding_window=window), index)
 
 
 def tiny_files(
