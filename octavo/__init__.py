@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from octavo.version import __version__
-
 if TYPE_CHECKING:
     from octavo.contracts.messages import CompletionOutput, Logprob, RequestOutput
     from octavo.contracts.pooling_params import PoolingParams
     from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
     from octavo.engine.llm_engine import LLMEngine
     from octavo.entrypoints.llm import LLM
+    from octavo.version import __version__
 
 _LAZY = {
     "LLM": "octavo.entrypoints.llm",
@@ -25,6 +24,7 @@ _LAZY = {
     "RequestOutput": "octavo.contracts.messages",
     "CompletionOutput": "octavo.contracts.messages",
     "Logprob": "octavo.contracts.messages",
+    "__version__": "octavo.version",
 }
 
 __all__ = [

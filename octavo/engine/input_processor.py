@@ -95,11 +95,13 @@ class InputProcessor:
         self._seed = config.seed
         self._num_seeds_drawn = 0
 
-    def default_sampling_params(self) -> SamplingParams:
-        """What a request without parameters gets: the model's generation config over our defaults.
+    def default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """What a request without parameters gets: the model's generation config over our defaults,
+        and `changes` over both.
 
         Raises:
-            RequestError: it asks for something that Octavo does not support.
+            RequestError: a change is wrong, or the model asks for something that Octavo does not
+                support.
         """
         values = {
             ours: value
@@ -107,8 +109,10 @@ class InputProcessor:
             if (value := self._generation_config.get(theirs)) is not None
         }
         try:
-            return SamplingParams(**values)
+            return SamplingParams(**{**values, **changes})
         except RequestError as error:
+            if error.param in changes:
+                raise
             raise RequestError(
                 f"the model's generation config: {error}. Give SamplingParams, or start with "
                 "generation_config='octavo'",
@@ -230,7 +234,8 @@ class InputProcessor:
         for i in (min(token_ids), max(token_ids)):
             if not 0 <= i < self._vocab_size:
                 raise RequestError(
-                    f"the prompt holds token id {shown(i)}; the model's ids are 0…{self._vocab_size - 1}",
+                    f"the prompt holds token id {shown(i)}; the model's ids are "
+                    f"0…{self._vocab_size - 1}",
                     param="prompt",
                 )
         return token_ids

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.kv_spec import MemoryPlan
+from octavo.contracts.features import SchedulerHook
 from octavo.contracts.messages import RequestOutput, SchedulerStats
 from octavo.contracts.sampling_params import SamplingParams
-from octavo.engine.core_client import CoreClient
+from octavo.engine.core import EngineCore
+from octavo.engine.core_client import CoreClient, InprocClient
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
 from octavo.engine.output_processor import OutputProcessor
-
-if TYPE_CHECKING:
-    from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.tokenizer import Tokenizer, load_tokenizer
+from octavo.executor.registry import executor_of
+from octavo.models.files import resolve_model, resolve_tokenizer
 
 
 class LLMEngine:
@@ -28,41 +29,47 @@ class LLMEngine:
         client: reaches the engine core.
         tokenizer: the model's.
         generation_config: the model's, {} where there is none.
+
+    Attributes:
+        info: the loaded model, its memory plan and KV cache.
+        config: the configuration, resolved.
     """
 
     def __init__(
         self, client: CoreClient, tokenizer: Tokenizer, generation_config: Mapping[str, Any]
     ) -> None:
-        self._client = client
+        self.client = client
         self.tokenizer = tokenizer
+        self.info = client.info
         self.config = client.info.config
         self.input_processor = InputProcessor(
             self.config.model,
             tokenizer,
-            vocab_size=client.info.vocab_size,
+            vocab_size=self.info.vocab_size,
             generation_config=generation_config,
         )
         self._output_processor = OutputProcessor(tokenizer)
         self._pending: list[RequestOutput] = []  # last outputs of aborted requests
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> LLMEngine:
+    def from_config(cls, config: EngineConfig, hooks: Sequence[SchedulerHook] = ()) -> LLMEngine:
         """Find and load the model, plan memory, start the core in this process.
+
+        Args:
+            hooks: core halves of features, for the scheduler.
 
         Raises:
             ConfigError, MemoryPlanError, ModelError: it cannot be done; the message says why.
         """
-        from octavo.engine.core import EngineCore
-        from octavo.engine.core_client import InprocClient
-        from octavo.engine.tokenizer import load_tokenizer
-        from octavo.executor.uniproc import UniProcExecutor
-        from octavo.models.files import resolve_model
-
         config = config.checked()
         model = config.model
         files = resolve_model(model.model, revision=model.revision, load_format=model.load_format)
-        tokenizer = load_tokenizer(files, chat_template=model.chat_template)
-        core = EngineCore(config, UniProcExecutor(config, files))
+        tokenizer = load_tokenizer(
+            files if model.tokenizer is None else resolve_tokenizer(model.tokenizer),
+            chat_template=model.chat_template,
+        )
+        core = EngineCore(config, executor_of(config, files), hooks)
+        files.close()
         try:
             return cls(InprocClient(core), tokenizer, files.generation_config)
         except BaseException:
@@ -96,10 +103,9 @@ class LLMEngine:
         self._output_processor.add_request(request)
         try:
             for engine_request in request.engine_requests:
-                self._client.add_request(engine_request)
+                self.client.add_request(engine_request)
         except BaseException:
-            dropped = self._output_processor.abort_requests([request.request_id])
-            self._client.abort_requests(dropped.to_abort)
+            self.drop_requests([request.request_id])
             raise
 
     def step(self) -> list[RequestOutput]:
@@ -112,18 +118,23 @@ class LLMEngine:
             EngineDeadError: the engine cannot go on. Its requests have ended.
         """
         outputs, self._pending = self._pending, []
-        processed = self._output_processor.process_outputs(self._client.get_outputs().outputs)
+        processed = self._output_processor.process_outputs(self.client.get_outputs().outputs)
         if processed.to_abort:
-            self._client.abort_requests(processed.to_abort)
+            self.client.abort_requests(processed.to_abort)
         return outputs + processed.request_outputs
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests now. Their last outputs, with what was generated and finish_reason "abort",
         come from the next `step`. Ids that have ended are passed over."""
-        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        aborted = self._output_processor.abort_requests(ids)
-        self._client.abort_requests(aborted.to_abort)
-        self._pending += aborted.request_outputs
+        self._pending += self.drop_requests(
+            [request_ids] if isinstance(request_ids, str) else request_ids
+        )
+
+    def drop_requests(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """As `abort_request`, but their last outputs come from this call."""
+        aborted = self._output_processor.abort_requests(request_ids)
+        self.client.abort_requests(aborted.to_abort)
+        return aborted.request_outputs
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` still has an output to give."""
@@ -138,20 +149,15 @@ class LLMEngine:
 
     def stats(self) -> SchedulerStats:
         """Requests, KV cache and totals, as of now."""
-        return self._client.stats()
-
-    @property
-    def memory_plan(self) -> MemoryPlan:
-        """Where the memory went."""
-        return self._client.info.memory_plan
+        return self.client.stats()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False (and nothing done) while requests hold blocks."""
-        return self._client.reset_prefix_cache()
+        return self.client.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Stop the engine and free its memory. May be called twice."""
-        self._client.shutdown()
+        self.client.shutdown()
 
     def __enter__(self) -> LLMEngine:
         return self

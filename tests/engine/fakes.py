@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from octavo.config.engine import EngineConfig
+from octavo.contracts.features import SchedulerHook
 from octavo.contracts.kv_spec import (
     BLOCK_SIZE,
     FullAttentionSpec,
@@ -23,6 +24,9 @@ from octavo.contracts.messages import LogprobRows
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.step import GrammarOutput, RunnerOutput, SchedulerOutput
 from octavo.contracts.tensor import DType
+from octavo.engine.core import EngineCore
+from octavo.engine.core_client import InprocClient
+from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import EngineDeadError
 from octavo.executor.base import Executor, ExecutorInfo
 
@@ -32,6 +36,8 @@ SPECIALS = {"<eos>": EOS, "<|im_start|>": IM_START, "<|im_end|>": IM_END}
 
 class ByteTokenizer:
     """Ids 0…255 are bytes, then the special tokens, then `pieces` (each some bytes)."""
+
+    has_chat_template = False
 
     def __init__(self, pieces: Sequence[bytes] = ()) -> None:
         self._bytes = [bytes([i]) for i in range(256)]
@@ -260,3 +266,20 @@ class FakeExecutor(Executor):
             logprobs=raw[ids].astype(np.float32),
             ranks=np.array([rank], np.int32),
         )
+
+
+def fake_engine(
+    *,
+    tokenizer: ByteTokenizer | None = None,
+    generation_config: Mapping[str, Any] | None = None,
+    executor: Mapping[str, Any] | None = None,
+    hooks: Sequence[SchedulerHook] = (),
+    **options: Any,
+) -> LLMEngine:
+    """An engine around a `FakeExecutor`; `options` as for LLM, `executor` as for it."""
+    tokenizer = tokenizer or ByteTokenizer()
+    config = EngineConfig.from_flat(**options)
+    fake = FakeExecutor(config=config, **{"vocab_size": tokenizer.vocab_size, **(executor or {})})
+    return LLMEngine(
+        InprocClient(EngineCore(config, fake, hooks)), tokenizer, generation_config or {}
+    )
