@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The same examples on every run, and no verdict by the clock: the machine may be busy.
@@ -12,3 +15,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("octavo")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The default model's GGUF file, from the cache or fetched by our own puller. A test that uses
+    it is marked `model`."""
+    from octavo.models.hub import locate_model
+
+    return locate_model("smollm2-135m")
