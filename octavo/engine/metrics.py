@@ -1,0 +1,338 @@
+"""What an engine measures of its requests, and its exposition for Prometheus.
+
+Names, labels and buckets are vLLM's core set under the prefix `octavo:`. Recording must be cheap
+(it happens per token), so the recorder keeps plain numbers; `prometheus_client` is imported and
+its families are built only when somebody scrapes.
+
+All times are `time.monotonic()` seconds, the clock of `EngineRequest.arrival_time`.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo.contracts.messages import EngineOutputs, EngineRequest, FinishReason, SchedulerStats
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+PREFIX = "octavo:"
+
+ABORT_REASONS = ("disconnect", "api", "shutdown", "engine_dead")
+"""Why a request was aborted: the caller left its stream, `abort()` was called, the server stopped,
+the engine core died."""
+
+_TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_TOKEN_TIME_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+_LATENCY_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_STEP_BUCKETS = tuple(float(2**i) for i in (0, *range(3, 15)))
+_N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+
+def buckets_1_2_5(limit: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50 … up to `limit`."""
+    return tuple(
+        float(m * 10**e) for e in range(len(str(limit))) for m in (1, 2, 5) if m * 10**e <= limit
+    )
+
+
+class Histogram:
+    """Counts per bucket; `bounds` are inclusive upper bounds, the last bucket (+Inf) is implied."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(bound, number of values ≤ bound) pairs, as Prometheus wants them."""
+        pairs, seen = [], 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts):
+            seen += count
+            pairs.append((bound, float(seen)))
+        return pairs
+
+
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": "Seconds from arrival to the first token.",
+    "inter_token_latency_seconds": "Seconds between two outputs of one sequence.",
+    "request_time_per_output_token_seconds": "Mean seconds per token after the first, by request.",
+    "e2e_request_latency_seconds": "Seconds from arrival to the end.",
+    "request_queue_time_seconds": "Seconds from arrival until first scheduled.",
+    "request_inference_time_seconds": "Seconds from first scheduled to the last token.",
+    "request_prefill_time_seconds": "Seconds from first scheduled to the first token.",
+    "request_decode_time_seconds": "Seconds from the first to the last token.",
+    "request_prompt_tokens": "Prompt tokens of ended requests.",
+    "request_generation_tokens": "Generated tokens of ended requests.",
+    "request_max_num_generation_tokens": "Most tokens that any of a request's n sequences made.",
+    "request_params_n": "The parameter n of ended requests.",
+    "request_params_max_tokens": "The parameter max_tokens of ended requests.",
+    "iteration_tokens_total": "Tokens computed per step of the engine.",
+}
+
+
+class _Group:
+    """The n sequences of one request of the user."""
+
+    __slots__ = ("left", "max_tokens", "most_generated", "n")
+
+    def __init__(self, n: int, max_tokens: int | None) -> None:
+        self.left = n
+        self.n = n
+        self.max_tokens = max_tokens
+        self.most_generated = 0
+
+
+class _Sequence:
+    """What is known of a running engine request."""
+
+    __slots__ = (
+        "arrival",
+        "first_token",
+        "group",
+        "last_token",
+        "num_generated",
+        "num_prompt",
+        "scheduled",
+    )
+
+    def __init__(self, request: EngineRequest, group: _Group) -> None:
+        self.arrival = request.arrival_time
+        self.num_prompt = len(request.prompt_token_ids)
+        self.group = group
+        self.num_generated = 0
+        self.scheduled: float | None = None
+        self.first_token = 0.0
+        self.last_token = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheInfo:
+    """The KV cache's fixed facts, the labels of `octavo:cache_config_info`."""
+
+    block_size: int
+    num_blocks: int
+    dtype: str
+    enable_prefix_caching: bool
+
+
+class EngineMetrics:
+    """The recorder of one engine, fed by its front end.
+
+    The front end calls `add_requests` for all engine requests that it sends to the core,
+    `record_outputs` for every batch that comes back, and `finish_request` for those that end
+    otherwise: by a stop string, by an abort, by the core's death.
+
+    Args:
+        max_model_len: sizes the buckets of token counts.
+
+    Attributes:
+        stats: the scheduler's, as last heard.
+        finished, aborted: engine requests that ended, by reason.
+        on_started: called once with the id of every engine request, at its first token or at its
+            end without one: it no longer waits.
+    """
+
+    def __init__(self, *, max_model_len: int, cache: CacheInfo | None = None) -> None:
+        self.cache = cache
+        self.on_started: Callable[[str], None] | None = None
+        self.stats = SchedulerStats()
+        self.finished = {str(reason): 0 for reason in FinishReason}
+        self.aborted = dict.fromkeys(ABORT_REASONS, 0)
+        tokens = buckets_1_2_5(max_model_len)
+        self.histograms = {name: Histogram(_bounds_of(name, tokens)) for name in _HISTOGRAMS}
+        self._time_to_first = self.histograms["time_to_first_token_seconds"]
+        self._inter_token = self.histograms["inter_token_latency_seconds"]
+        self._sequences: dict[str, _Sequence] = {}
+
+    @property
+    def num_tracked(self) -> int:
+        """Engine requests that have not ended."""
+        return len(self._sequences)
+
+    def add_requests(self, requests: Sequence[EngineRequest]) -> None:
+        """The n engine requests of one request of the user are on their way to the core."""
+        params = requests[0].sampling_params
+        group = _Group(len(requests), params.max_tokens if params else None)
+        for request in requests:
+            self._sequences[request.request_id] = _Sequence(request, group)
+
+    def record_outputs(self, outputs: EngineOutputs, now: float | None = None) -> None:
+        """A batch came from the core. Outputs of unknown (ended) requests are passed over."""
+        now = time.monotonic() if now is None else now
+        sequences, inter_token = self._sequences, self._inter_token
+        for output in outputs.outputs:
+            sequence = sequences.get(output.request_id)
+            if sequence is None:
+                continue
+            if output.new_token_ids:
+                if sequence.num_generated:
+                    inter_token.observe(now - sequence.last_token)
+                else:
+                    sequence.first_token = now
+                    self._time_to_first.observe(now - sequence.arrival)
+                    if self.on_started is not None:
+                        self.on_started(output.request_id)
+                    if output.queue_time is not None:
+                        sequence.scheduled = sequence.arrival + output.queue_time
+                sequence.last_token = now
+                sequence.num_generated += len(output.new_token_ids)
+            if output.finish_reason is not None:
+                self.finish_request(output.request_id, output.finish_reason, now=now)
+        if outputs.stats is not None:
+            if outputs.stats.num_steps != self.stats.num_steps:
+                self.histograms["iteration_tokens_total"].observe(outputs.stats.step_tokens)
+            self.stats = outputs.stats
+
+    def finish_request(
+        self,
+        request_id: str,
+        reason: FinishReason,
+        *,
+        abort_reason: str = "api",
+        now: float | None = None,
+    ) -> None:
+        """An engine request ended. Unknown ids (ended already) are passed over.
+
+        Args:
+            abort_reason: one of ABORT_REASONS; counts where `reason` is ABORT.
+        """
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return
+        if not sequence.num_generated and self.on_started is not None:
+            self.on_started(request_id)
+        now = time.monotonic() if now is None else now
+        self.finished[str(reason)] += 1
+        if reason is FinishReason.ABORT:
+            self.aborted[abort_reason] += 1
+        observe = self._observe
+        observe("e2e_request_latency_seconds", now - sequence.arrival)
+        observe("request_prompt_tokens", sequence.num_prompt)
+        observe("request_generation_tokens", sequence.num_generated)
+        if sequence.scheduled is not None:
+            observe("request_queue_time_seconds", sequence.scheduled - sequence.arrival)
+            observe("request_prefill_time_seconds", sequence.first_token - sequence.scheduled)
+            observe("request_inference_time_seconds", sequence.last_token - sequence.scheduled)
+        if sequence.num_generated:
+            decode = sequence.last_token - sequence.first_token
+            observe("request_decode_time_seconds", decode)
+            if sequence.num_generated > 1:
+                per_token = decode / (sequence.num_generated - 1)
+                observe("request_time_per_output_token_seconds", per_token)
+        self._end_in_group(sequence)
+
+    def _end_in_group(self, sequence: _Sequence) -> None:
+        group = sequence.group
+        group.most_generated = max(group.most_generated, sequence.num_generated)
+        group.left -= 1
+        if group.left == 0:
+            self._observe("request_params_n", group.n)
+            self._observe("request_max_num_generation_tokens", group.most_generated)
+            if group.max_tokens is not None:
+                self._observe("request_params_max_tokens", group.max_tokens)
+
+    def _observe(self, name: str, value: float) -> None:
+        self.histograms[name].observe(value)
+
+
+def _bounds_of(name: str, tokens: tuple[float, ...]) -> tuple[float, ...]:
+    special = {
+        "time_to_first_token_seconds": _TTFT_BUCKETS,
+        "inter_token_latency_seconds": _TOKEN_TIME_BUCKETS,
+        "request_time_per_output_token_seconds": _TOKEN_TIME_BUCKETS,
+        "request_params_n": _N_BUCKETS,
+        "iteration_tokens_total": _STEP_BUCKETS,
+    }
+    return special.get(name, _LATENCY_BUCKETS if name.endswith("_seconds") else tokens)
+
+
+# -------------------------------------------------------------------- exposition
+
+_GAUGES = {
+    "num_requests_running": ("Sequences that are running.", lambda s: s.num_running),
+    "num_requests_waiting": ("Sequences that wait to be scheduled.", lambda s: s.num_waiting),
+    "kv_cache_usage_perc": (
+        "Share of KV blocks that requests hold, 0 to 1.",
+        lambda s: s.kv_cache_usage,
+    ),
+}
+_COUNTERS = {
+    "prefix_cache_queries": (
+        "Prompt tokens looked up in the prefix cache.",
+        lambda s: s.prefix_queries,
+    ),
+    "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", lambda s: s.prefix_hits),
+    "num_preemptions": ("Preemptions.", lambda s: s.num_preemptions),
+    "prompt_tokens": ("Prompt tokens of admitted requests.", lambda s: s.prompt_tokens),
+    "generation_tokens": ("Generated tokens.", lambda s: s.generation_tokens),
+}
+
+
+def collect(engines: Mapping[str, EngineMetrics]) -> Iterator[Metric]:
+    """The metric families of several engines, keyed by the model's name."""
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
+    model = ["model_name"]
+    readers: tuple[tuple[Any, Any], ...] = (
+        (GaugeMetricFamily, _GAUGES),
+        (CounterMetricFamily, _COUNTERS),
+    )
+    for kind, table in readers:
+        for name, (doc, read) in table.items():
+            family = kind(PREFIX + name, doc, labels=model)
+            for model_name, metrics in engines.items():
+                family.add_metric([model_name], float(read(metrics.stats)))
+            yield family
+    done = CounterMetricFamily(
+        PREFIX + "request_success", "Ended requests.", labels=[*model, "finished_reason"]
+    )
+    aborted = CounterMetricFamily(
+        PREFIX + "request_aborts", "Aborted requests, by reason.", labels=[*model, "reason"]
+    )
+    for model_name, metrics in engines.items():
+        for reason, count in metrics.finished.items():
+            done.add_metric([model_name, reason], count)
+        for reason, count in metrics.aborted.items():
+            aborted.add_metric([model_name, reason], count)
+    yield from (done, aborted)
+    for name, doc in _HISTOGRAMS.items():
+        histogram = HistogramMetricFamily(PREFIX + name, doc, labels=model)
+        for model_name, metrics in engines.items():
+            h = metrics.histograms[name]
+            histogram.add_metric([model_name], buckets=h.cumulative(), sum_value=h.total)
+        yield histogram
+    info = GaugeMetricFamily(
+        PREFIX + "cache_config_info",
+        "The KV cache's configuration.",
+        labels=[*model, "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"],
+    )
+    for model_name, metrics in engines.items():
+        if (c := metrics.cache) is not None:
+            labels = [str(c.block_size), str(c.num_blocks), c.dtype, str(c.enable_prefix_caching)]
+            info.add_metric([model_name, *labels], 1.0)
+    yield info

@@ -1,0 +1,108 @@
+"""How much may wait: requests without a first token, and their prompt tokens, are counted.
+
+A request counts as one from its first byte on, then as the sequences that it really asks for,
+each until its first token. What is over the limits is told to come again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+
+from octavo.entrypoints.openai.errors import APIError, unavailable
+
+
+class Admission:
+    """The queue's account.
+
+    Args:
+        max_num_queued_reqs: most sequences that wait; 0 is no limit.
+        max_num_queued_tokens: most prompt tokens that wait; 0 is no limit. One request alone is
+            always let in.
+
+    Attributes:
+        draining: nobody is let in any more.
+        rejections: refused requests, by reason.
+    """
+
+    def __init__(self, *, max_num_queued_reqs: int = 0, max_num_queued_tokens: int = 0) -> None:
+        self.max_reqs = max_num_queued_reqs
+        self.max_tokens = max_num_queued_tokens
+        self.draining = False
+        self.rejections = {"queued_reqs": 0, "queued_tokens": 0, "draining": 0}
+        self.num_tokens = 0
+        self._num_unread = 0
+        self._waiting: dict[str, int] = {}  # id of the engine request → prompt tokens
+
+    @property
+    def num_reqs(self) -> int:
+        """Sequences that wait; of a request whose body is being read, one."""
+        return self._num_unread + len(self._waiting)
+
+    def enter(self) -> Ticket:
+        """A request begins. Raises APIError 503."""
+        if self.draining:
+            self.rejections["draining"] += 1
+            raise unavailable("the server is stopping", "draining")
+        self._check(1, 0)
+        self._num_unread += 1
+        return Ticket(self)
+
+    def started(self, engine_id: str) -> None:
+        """A sequence has had its first token, or ended without one."""
+        self.num_tokens -= self._waiting.pop(engine_id, 0)
+
+    def _admit(self, prompt_tokens: Mapping[str, int]) -> None:
+        self._check(len(prompt_tokens), sum(prompt_tokens.values()))
+        self._waiting.update(prompt_tokens)
+        self.num_tokens += sum(prompt_tokens.values())
+
+    def _check(self, reqs: int, tokens: int) -> None:
+        if self.max_reqs and self.num_reqs and self.num_reqs + reqs > self.max_reqs:
+            raise self._full("queued_reqs", f"{self.num_reqs} requests", self.max_reqs)
+        if self.max_tokens and self.num_tokens and self.num_tokens + tokens > self.max_tokens:
+            raise self._full("queued_tokens", f"{self.num_tokens} prompt tokens", self.max_tokens)
+
+    def _full(self, reason: str, waiting: str, limit: int) -> APIError:
+        self.rejections[reason] += 1
+        return unavailable(f"the queue is full: {waiting} wait of at most {limit}", "queue_full")
+
+
+class Ticket:
+    """One HTTP request's part of the account; a context manager that gives back what is left."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._is_read = False
+        self._ids: Iterable[str] = ()
+
+    def admit(self, prompt_tokens: Mapping[str, int]) -> None:
+        """Now it is known what the request asks for.
+
+        Args:
+            prompt_tokens: id of each engine request to come → its prompt tokens.
+
+        Raises:
+            APIError: 503.
+        """
+        self._read()
+        self._admission._admit(prompt_tokens)
+        self._ids = prompt_tokens
+
+    def _read(self) -> None:
+        if not self._is_read:
+            self._is_read = True
+            self._admission._num_unread -= 1
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._read()
+        for engine_id in self._ids:
+            self._admission.started(engine_id)

@@ -1,0 +1,181 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+
+from octavo.entrypoints.openai.errors import bad_request, json_response
+from octavo.entrypoints.openai.generation import (
+    Generation,
+    UsageCounter,
+    begin,
+    check_finish,
+    stream_options,
+    usage_of,
+)
+from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
+from octavo.entrypoints.openai.messages import render_chat
+from octavo.entrypoints.openai.parsing import parse_body
+from octavo.entrypoints.openai.protocol import CHAT_UNSUPPORTED, ChatCompletionRequest
+from octavo.entrypoints.openai.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+)
+from octavo.entrypoints.openai.sse import EventStream, event
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from octavo.contracts.messages import CompletionOutput, RequestOutput
+    from octavo.entrypoints.openai.endpoint import Call
+
+
+async def create_chat_completion(call: Call) -> Response | EventStream:
+    """Answer one request: JSON, or a stream of events."""
+    request = parse_body(call.body, ChatCompletionRequest, CHAT_UNSUPPORTED)
+    model = call.server.model(request.model)
+    num_top = _num_top_logprobs(request, call.server.config.max_logprobs)
+    max_tokens = request.max_completion_tokens
+    field = "max_completion_tokens"
+    if max_tokens is None:
+        max_tokens, field = request.max_tokens, "max_tokens"
+    if max_tokens is not None and max_tokens < 1:
+        raise bad_request(f"{field}={max_tokens} must be at least 1", field)
+    prepare = begin(call, request, model, "chatcmpl", max_tokens=max_tokens, logprobs=num_top)
+    generation = prepare([await render_chat(request, model)])
+    chat = _Chat(request, generation, num_top)
+    return EventStream(chat.events()) if request.stream else await chat.answer()
+
+
+def _num_top_logprobs(request: ChatCompletionRequest, limit: int) -> int | None:
+    """`SamplingParams.logprobs` for chat: None without logprobs. Raises APIError."""
+    num_top = request.top_logprobs
+    if not request.logprobs:
+        if num_top:
+            raise bad_request("top_logprobs needs logprobs=true", "top_logprobs")
+        return None
+    if num_top is None:
+        return 0
+    check_num_logprobs("top_logprobs", num_top, limit)
+    return num_top
+
+
+def check_num_logprobs(name: str, value: int, limit: int) -> None:
+    """Raise APIError for more alternatives than the server gives (-1 as limit: any number)."""
+    if limit >= 0 and not 0 <= value <= limit:
+        raise bad_request(f"{name}={value} must be in 0…{limit}", name)
+
+
+class _Chat:
+    """Responses of one request."""
+
+    def __init__(
+        self, request: ChatCompletionRequest, generation: Generation, num_top: int | None
+    ) -> None:
+        self.request = request
+        self.generation = generation
+        self.num_top = num_top
+        self.with_ids = bool(request.return_token_ids)
+
+    async def answer(self) -> Response:
+        """The whole answer."""
+        [output] = outputs = await self.generation.final()
+        choices = [
+            ChatChoice(
+                index=c.index,
+                message=ChatMessage(content=c.text),
+                logprobs=self._logprobs(c),
+                finish_reason=c.finish_reason,
+                stop_reason=c.stop_reason,
+                token_ids=c.token_ids if self.with_ids else UNSET,
+            )
+            for c in output.outputs
+        ]
+        prompt = output.prompt_logprobs
+        return json_response(
+            ChatCompletion(
+                id=self.generation.public_id,
+                created=self.generation.created,
+                model=self.generation.model.name,
+                choices=choices,
+                usage=usage_of(outputs),
+                prompt_logprobs=UNSET if prompt is None else prompt_logprobs(prompt),
+                prompt_token_ids=output.prompt_token_ids if self.with_ids else UNSET,
+            )
+        )
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The stream, an output's events together."""
+        generation = self.generation
+        include_usage, continuous = stream_options(self.request)
+        counter = UsageCounter(generation.prompts)
+        chunk = ChatChunk(
+            id=generation.public_id,
+            created=generation.created,
+            model=generation.model.name,
+            choices=[],
+            usage=counter.usage if continuous else None if include_usage else UNSET,
+        )
+        opened: set[int] = set()
+        async with aclosing(generation.stream()) as outputs:
+            async for _, output in outputs:
+                counter.add(0, output)
+                data = b""
+                for c in output.outputs:
+                    if c.index not in opened:
+                        opened.add(c.index)
+                        data += self._opening(chunk, c.index, output)
+                    if c.text or c.finish_reason or self._wants_tokens(c):
+                        chunk.choices = [self._choice(c)]
+                        data += event(chunk)
+                if data:
+                    yield data
+        if include_usage:
+            chunk.choices, chunk.usage = [], counter.usage
+            yield event(chunk)
+
+    def _opening(self, chunk: ChatChunk, index: int, output: RequestOutput) -> bytes:
+        chunk.choices = [
+            ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
+        ]
+        if self.with_ids:
+            chunk.prompt_token_ids = output.prompt_token_ids
+        data = event(chunk)
+        chunk.prompt_token_ids = UNSET
+        return data
+
+    def _choice(self, c: CompletionOutput) -> ChatChunkChoice:
+        choice = ChatChunkChoice(
+            index=c.index, delta=ChatDelta(content=c.text), logprobs=self._logprobs(c)
+        )
+        if self.with_ids:
+            choice.token_ids = c.token_ids
+        if c.finish_reason is not None:
+            check_finish(c)
+            choice.finish_reason = c.finish_reason
+            choice.stop_reason = c.stop_reason
+        return choice
+
+    def _wants_tokens(self, c: CompletionOutput) -> bool:
+        """Is there something to say of tokens whose text is still withheld?"""
+        return bool(c.token_ids) and (self.with_ids or self.num_top is not None)
+
+    def _logprobs(self, c: CompletionOutput) -> ChatLogprobs | None:
+        if self.num_top is None or c.logprobs is None:
+            return None
+        return chat_logprobs(
+            c.token_ids,
+            c.logprobs,
+            self.generation.model.tokens,
+            num_top=self.num_top,
+            as_ids=bool(self.request.return_tokens_as_token_ids),
+        )

@@ -1,0 +1,227 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+
+from octavo.entrypoints.openai.chat import check_num_logprobs
+from octavo.entrypoints.openai.errors import bad_request, json_response
+from octavo.entrypoints.openai.generation import (
+    Generation,
+    UsageCounter,
+    begin,
+    check_finish,
+    stream_options,
+    usage_of,
+)
+from octavo.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs
+from octavo.entrypoints.openai.parsing import parse_body
+from octavo.entrypoints.openai.protocol import COMPLETION_UNSUPPORTED, CompletionRequest
+from octavo.entrypoints.openai.responses import Completion, CompletionChoice
+from octavo.entrypoints.openai.sse import EventStream, event
+from octavo.entrypoints.openai.state import MAX_CHOICES
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from octavo.contracts.messages import CompletionOutput, RequestOutput
+    from octavo.entrypoints.openai.endpoint import Call
+    from octavo.entrypoints.openai.state import ServedModel
+    from octavo.entrypoints.openai.tokens import TextOffsets
+
+DEFAULT_MAX_TOKENS = 16
+
+
+async def create_completion(call: Call) -> Response | EventStream:
+    """Answer one request: JSON, or a stream of events."""
+    request = parse_body(call.body, CompletionRequest, COMPLETION_UNSUPPORTED)
+    model = call.server.model(request.model)
+    prompts = read_prompts(request.prompt)
+    max_tokens = request.max_tokens
+    prompt_only = max_tokens == 0 and bool(request.echo)
+    if prompt_only:
+        max_tokens = 1  # not shown: it takes a step to have the prompt's log probabilities
+    if max_tokens is not None and max_tokens < 1:
+        raise bad_request(
+            f"max_tokens={max_tokens} must be at least 1 (or 0, with echo)", "max_tokens"
+        )
+    if request.logprobs is not None:
+        check_num_logprobs("logprobs", request.logprobs, call.server.config.max_logprobs)
+    prepare = begin(
+        call,
+        request,
+        model,
+        "cmpl",
+        max_tokens=max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        logprobs=request.logprobs,
+        prompt_logprobs=request.logprobs if request.echo else None,
+    )
+    special = request.add_special_tokens is not False
+    ids = [
+        await model.engine.tokenize(p, add_special_tokens=special) if isinstance(p, str) else p
+        for p in prompts
+    ]
+    generation = prepare(ids)
+    echoes = await _echoes(request, model, prompts) if request.echo else [""] * len(prompts)
+    completion = _Completion(request, generation, echoes, prompt_only=prompt_only)
+    return EventStream(completion.events()) if request.stream else await completion.answer()
+
+
+def read_prompts(prompt: Any) -> list[str] | list[list[int]]:
+    """`prompt` in any of its four forms as a list. Raises APIError."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(p, str) for p in prompt):
+            return _few(prompt)
+        if all(type(p) is int for p in prompt):
+            return [prompt]
+        if all(isinstance(p, list) and all(type(i) is int for i in p) for p in prompt):
+            return _few(prompt)
+    raise bad_request(
+        "prompt must be a string, a list of strings, a list of token ids, or a list of lists of "
+        "token ids, and not empty",
+        "prompt",
+    )
+
+
+def _few(prompts: list[Any]) -> list[Any]:
+    if len(prompts) > MAX_CHOICES:
+        raise bad_request(f"{len(prompts)} prompts; at most {MAX_CHOICES} in one request", "prompt")
+    return prompts
+
+
+async def _echoes(
+    request: CompletionRequest, model: ServedModel, prompts: list[str] | list[list[int]]
+) -> list[str]:
+    """The prompts' texts."""
+    skip = request.skip_special_tokens is not False
+    decode = partial(model.engine.tokenizer.decode, skip_special_tokens=skip)
+    return [p if isinstance(p, str) else await asyncio.to_thread(decode, p) for p in prompts]
+
+
+class _Completion:
+    """Responses of one request.
+
+    Args:
+        echoes: what each prompt's texts begin with.
+        prompt_only: max_tokens was 0: the one token that was made is not shown.
+    """
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        generation: Generation,
+        echoes: list[str],
+        *,
+        prompt_only: bool,
+    ) -> None:
+        self.request = request
+        self.generation = generation
+        self.echoes = echoes
+        self.prompt_only = prompt_only
+        self.with_ids = bool(request.return_token_ids)
+
+    async def answer(self) -> Response:
+        """The whole answer."""
+        outputs = await self.generation.final()
+        choices = [
+            self._choice(i, c, output, self._offsets(), first=True)
+            for i, output in enumerate(outputs)
+            for c in output.outputs
+        ]
+        usage = usage_of(outputs, num_completion_tokens=0 if self.prompt_only else None)
+        return json_response(self._body(choices, usage))
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The stream, an output's events together."""
+        include_usage, continuous = stream_options(self.request)
+        counter = UsageCounter(self.generation.prompts, count_output=not self.prompt_only)
+        chunk = self._body([], counter.usage if continuous else None if include_usage else UNSET)
+        offsets: dict[int, TextOffsets] = {}
+        async with aclosing(self.generation.stream()) as outputs:
+            async for i, output in outputs:
+                counter.add(i, output)
+                data = b""
+                for c in output.outputs:
+                    index = self._index(i, c)
+                    first = index not in offsets
+                    if first:
+                        offsets[index] = self._offsets()
+                    if first or c.text or c.finish_reason or self._wants_tokens(c):
+                        choice = self._choice(i, c, output, offsets[index], first=first)
+                        chunk.choices = [choice]
+                        data += event(chunk)
+                if data:
+                    yield data
+        if include_usage:
+            chunk.choices, chunk.usage = [], counter.usage
+            yield event(chunk)
+
+    def _body(self, choices: list[CompletionChoice], usage: Any) -> Completion:
+        generation = self.generation
+        return Completion(
+            id=generation.public_id,
+            created=generation.created,
+            model=generation.model.name,
+            choices=choices,
+            usage=usage,
+        )
+
+    def _index(self, i: int, c: CompletionOutput) -> int:
+        return i * self.generation.params.n + c.index
+
+    def _offsets(self) -> TextOffsets:
+        skip = self.generation.params.skip_special_tokens
+        return self.generation.model.tokens.offsets(skip_special_tokens=skip)
+
+    def _choice(
+        self,
+        i: int,
+        c: CompletionOutput,
+        output: RequestOutput,
+        offsets: TextOffsets,
+        *,
+        first: bool,
+    ) -> CompletionChoice:
+        """One choice, or what is new of it; the first time the echoed prompt is part of it."""
+        token_ids = [] if self.prompt_only else c.token_ids
+        choice = CompletionChoice(index=self._index(i, c), text="" if self.prompt_only else c.text)
+        positions: list[Any] = [] if self.prompt_only else list(c.logprobs or ())
+        if c.finish_reason is not None:
+            check_finish(c)
+            choice.finish_reason = "length" if self.prompt_only else c.finish_reason
+            choice.stop_reason = None if self.prompt_only else c.stop_reason
+        if self.with_ids:
+            choice.token_ids = token_ids
+        if first:
+            choice.text = self.echoes[i] + choice.text
+            if self.with_ids:
+                choice.prompt_token_ids = output.prompt_token_ids
+            if output.prompt_logprobs is not None:
+                if self.request.prompt_logprobs is not None:
+                    choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+                if self.request.echo:
+                    token_ids = output.prompt_token_ids + token_ids
+                    positions = output.prompt_logprobs + positions
+        if self.request.logprobs is not None:
+            choice.logprobs = completion_logprobs(
+                token_ids,
+                positions,
+                self.generation.model.tokens,
+                offsets,
+                num_top=self.request.logprobs,
+                as_ids=bool(self.request.return_tokens_as_token_ids),
+            )
+        return choice
+
+    def _wants_tokens(self, c: CompletionOutput) -> bool:
+        """Is there something to say of tokens whose text is still withheld?"""
+        return bool(c.token_ids) and (self.with_ids or self.request.logprobs is not None)

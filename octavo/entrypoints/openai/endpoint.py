@@ -1,0 +1,170 @@
+"""POST endpoints: reading the body within limits, and giving up when the client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import ClientDisconnect
+
+from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.sse import EventStream
+from octavo.log import get_logger
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
+
+    from octavo.entrypoints.openai.admission import Ticket
+    from octavo.entrypoints.openai.state import Server
+
+logger = get_logger(__name__)
+
+
+@dataclass(kw_only=True)
+class Call:
+    """One request on its way."""
+
+    server: Server
+    request_id: str
+    body: bytes
+    ticket: Ticket
+
+
+Handler = Callable[[Call], Awaitable["Response | EventStream"]]
+
+
+class Endpoint:
+    """An ASGI application that answers POSTs of JSON with `handler`."""
+
+    def __init__(self, server: Server, handler: Handler) -> None:
+        self._server = server
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        server = self._server
+        with server.admission.enter() as ticket:
+            server.in_flight += 1
+            try:
+                check_headers(scope)
+                body = await self._read_body(scope, receive)
+                call = Call(
+                    server=server, request_id=scope["octavo.request_id"], body=body, ticket=ticket
+                )
+                await self._answer(call, scope, receive, send)
+            except ClientDisconnect:
+                logger.info("%s: the client went away", scope["octavo.request_id"])
+            finally:
+                server.in_flight -= 1
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+        config = self._server.config
+        try:
+            return await asyncio.wait_for(
+                read_body(scope, receive, config.max_request_bytes), config.body_timeout
+            )
+        except asyncio.TimeoutError:
+            headers = {"connection": "close"}
+            raise APIError(408, "the body did not arrive in time", headers=headers) from None
+
+    async def _answer(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        stream: EventStream | None = None
+
+        async def work() -> None:
+            nonlocal stream
+            response = await self._handler(call)
+            if isinstance(response, EventStream):
+                stream = response
+            await response(scope, receive, send)
+
+        def is_stalled() -> bool:
+            return stream is not None and stream.blocked_for() > self._server.config.stall_timeout
+
+        await while_connected(
+            work(),
+            receive,
+            is_stalled=is_stalled,
+            check_seconds=self._server.config.stall_timeout / 2,
+        )
+
+
+async def while_connected(
+    work: Coroutine[Any, Any, None],
+    receive: Receive,
+    *,
+    is_stalled: Callable[[], bool],
+    check_seconds: float,
+) -> None:
+    """Run `work`; cancel it when the client disconnects or takes nothing for too long.
+
+    Raises:
+        ClientDisconnect: it was cancelled. Otherwise what `work` raises.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnect(receive))
+    try:
+        while not task.done():
+            await asyncio.wait(
+                (task, watch), timeout=check_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not task.done() and (watch.done() or is_stalled()):
+                raise ClientDisconnect
+        task.result()
+    finally:
+        task.cancel()
+        watch.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def check_headers(scope: Scope) -> None:
+    """Raise APIError 415 unless the body is plain JSON."""
+    headers = dict(scope["headers"])
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding != b"identity":
+        raise APIError(415, "a compressed body is not supported; send it plain")
+    media_type = headers.get(b"content-type", b"application/json").partition(b";")[0]
+    media_type = media_type.strip().lower()
+    if media_type != b"application/json" and not (
+        media_type.startswith(b"application/") and media_type.endswith(b"+json")
+    ):
+        shown = media_type.decode("latin-1")[:64]
+        raise APIError(
+            415,
+            f"unsupported content type {shown!r}; send 'Content-Type: application/json'",
+            code="unsupported_content_type",
+        )
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole body.
+
+    Raises:
+        APIError: 413, it has more than `limit` bytes.
+        ClientDisconnect: the client went away.
+    """
+    for name, value in scope["headers"]:
+        if limit and name == b"content-length" and int(value) > limit:
+            raise _too_large(limit)
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part = message.get("body", b"")
+        size += len(part)
+        if limit and size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+def _too_large(limit: int) -> APIError:
+    return APIError(413, f"the body has more than {limit} bytes", code="request_too_large")

@@ -1,0 +1,267 @@
+"""One HTTP request's generation: its prompts' engine requests, run together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from octavo.entrypoints.openai.errors import APIError, bad_request, unavailable
+from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
+from octavo.entrypoints.openai.responses import PromptTokensDetails, Usage
+from octavo.entrypoints.openai.sampling import sampling_params
+from octavo.entrypoints.openai.state import MAX_CHOICES
+
+if TYPE_CHECKING:
+    from octavo.contracts.messages import CompletionOutput, RequestOutput
+    from octavo.contracts.sampling_params import SamplingParams
+    from octavo.entrypoints.openai.admission import Ticket
+    from octavo.entrypoints.openai.endpoint import Call
+    from octavo.entrypoints.openai.protocol import GenerationRequest
+    from octavo.entrypoints.openai.state import ServedModel, Server
+
+_PENDING_OUTPUTS = 16
+
+
+@dataclass
+class Generation:
+    """Everything that is needed to generate for one HTTP request.
+
+    Attributes:
+        prompts: token ids, one list per prompt.
+        params: for all prompts; where `max_tokens` is None it is `default_max_tokens`, or what
+            fits the model if that is less (or if there is no default).
+        public_id: the `id` of the response.
+    """
+
+    prompts: list[list[int]]
+    server: Server
+    model: ServedModel
+    ticket: Ticket
+    params: SamplingParams
+    public_id: str
+    default_max_tokens: int | None
+    priority: int
+    cache_salt: str | None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        num_choices = len(self.prompts) * self.params.n
+        if num_choices > MAX_CHOICES:
+            raise bad_request(
+                f"{len(self.prompts)} prompts with n={self.params.n} are {num_choices} "
+                f"completions; at most {MAX_CHOICES} in one request",
+                "n",
+            )
+        self._ids = [self.server.internal_id(self.public_id) for _ in self.prompts]
+        self.ticket.admit(
+            {
+                engine_id: 0 if i else len(prompt)  # n completions share the prompt
+                for request_id, prompt in zip(self._ids, self.prompts)
+                for i, engine_id in enumerate(_engine_ids(request_id, self.params.n))
+            }
+        )
+
+    async def final(self) -> list[RequestOutput]:
+        """Run to the end: the last output of each prompt, in order.
+
+        Raises:
+            APIError, OctavoError: one of them failed; the others are aborted.
+        """
+        if len(self.prompts) == 1:
+            return [await self._last(0)]
+        tasks = [asyncio.ensure_future(self._last(i)) for i in range(len(self.prompts))]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            await _cancel(tasks)
+
+    async def stream(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """(prompt index, output) pairs as they come. Leaving it aborts what is not done.
+
+        Raises:
+            APIError, OctavoError: one of the prompts failed; the others are aborted.
+        """
+        if len(self.prompts) == 1:
+            async with aclosing(self._generate(0)) as outputs:
+                async for output in outputs:
+                    yield 0, output
+            return
+        queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]]
+        queue = asyncio.Queue(_PENDING_OUTPUTS)
+        running = len(self.prompts)
+        tasks = [asyncio.ensure_future(self._feed(i, queue)) for i in range(running)]
+        try:
+            while running:
+                i, item = await queue.get()
+                if item is None:
+                    running -= 1
+                elif isinstance(item, Exception):
+                    raise item
+                else:
+                    yield i, item
+        finally:
+            await _cancel(tasks)
+
+    async def _feed(
+        self, i: int, queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]]
+    ) -> None:
+        end: Exception | None = None
+        try:
+            async with aclosing(self._generate(i)) as outputs:
+                async for output in outputs:
+                    await queue.put((i, output))
+        except Exception as error:
+            end = error
+        await queue.put((i, end))
+
+    async def _last(self, i: int) -> RequestOutput:
+        last = None
+        async with aclosing(self._generate(i)) as outputs:
+            async for output in outputs:
+                last = output
+        if last is None:
+            raise APIError(500, "the engine gave no output", code="internal_error")
+        for completion in last.outputs:
+            check_finish(completion)
+        return last
+
+    def _generate(self, i: int) -> AsyncGenerator[RequestOutput, None]:
+        outputs = self.model.engine.generate(
+            {"prompt_token_ids": self.prompts[i]},
+            self._params(i),
+            self._ids[i],
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+        )
+        return cast("AsyncGenerator[RequestOutput, None]", outputs)
+
+    def _params(self, i: int) -> SamplingParams:
+        if self.params.max_tokens is not None or self.default_max_tokens is None:
+            return self.params
+        room = self.model.max_model_len - len(self.prompts[i])
+        most = min(max(self.default_max_tokens, self.params.min_tokens), room)
+        return self.params if most < 1 else msgspec.structs.replace(self.params, max_tokens=most)
+
+
+def _engine_ids(request_id: str, n: int) -> list[str]:
+    """Ids of a request's engine requests (see `EngineRequest.request_id`)."""
+    return [request_id] if n == 1 else [f"{i}_{request_id}" for i in range(n)]
+
+
+def begin(
+    call: Call,
+    request: GenerationRequest,
+    model: ServedModel,
+    id_prefix: str,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    default_max_tokens: int | None = None,
+    prompt_logprobs: int | None = None,
+) -> Callable[[list[list[int]]], Generation]:
+    """Check all of a request but its prompts; the result takes these and makes the generation.
+
+    Raises:
+        APIError, RequestError: what is wrong with it.
+    """
+    if request.stream_options is not None and not request.stream:
+        raise bad_request("stream_options needs stream=true", "stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs are not streamed; use stream=false", "prompt_logprobs")
+    priority = request.priority or 0
+    policy = model.engine.config.scheduler.scheduling_policy
+    if priority and policy != "priority":
+        raise bad_request(
+            f"priority={priority} has no effect under the scheduling policy {policy!r}; start "
+            "the server with --scheduling-policy priority",
+            "priority",
+        )
+    params = sampling_params(
+        request,
+        model.defaults,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+    base = call.request_id if request.request_id is None else request.request_id
+    if not is_request_id(base):
+        raise bad_request(f"request_id must be {REQUEST_ID_RULE}", "request_id")
+    return partial(
+        Generation,
+        server=call.server,
+        model=model,
+        ticket=call.ticket,
+        params=params,
+        public_id=f"{id_prefix}-{base}",
+        default_max_tokens=default_max_tokens,
+        priority=priority,
+        cache_salt=request.cache_salt,
+    )
+
+
+def stream_options(request: GenerationRequest) -> tuple[bool, bool]:
+    """(usage at the end, usage in every chunk)."""
+    options = request.stream_options
+    if options is None or not options.include_usage:
+        return False, False
+    return True, bool(options.continuous_usage_stats)
+
+
+def check_finish(completion: CompletionOutput) -> None:
+    """Raise APIError for a completion that did not end by itself."""
+    if completion.finish_reason == "error":
+        raise APIError(500, completion.error or "the request failed", code="request_failed")
+    if completion.finish_reason == "abort":
+        raise unavailable("the request was aborted by the server", "aborted")
+
+
+def usage_of(
+    outputs: Sequence[RequestOutput], *, num_completion_tokens: int | None = None
+) -> Usage:
+    """Tokens of a request from the last outputs of its prompts."""
+    prompt = sum(len(o.prompt_token_ids) for o in outputs)
+    made = sum(len(c.token_ids) for o in outputs for c in o.outputs)
+    made = made if num_completion_tokens is None else num_completion_tokens
+    cached = sum(o.num_cached_tokens for o in outputs)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=made,
+        total_tokens=prompt + made,
+        prompt_tokens_details=PromptTokensDetails(cached),
+    )
+
+
+class UsageCounter:
+    """The running usage of a stream: it only grows."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], *, count_output: bool = True) -> None:
+        prompt_tokens = sum(map(len, prompts))
+        self._count_output = count_output
+        self.usage = Usage(prompt_tokens=prompt_tokens, total_tokens=prompt_tokens)
+        self._cached = [0] * len(prompts)
+
+    def add(self, i: int, output: RequestOutput) -> None:
+        """Count an output of prompt i."""
+        usage = self.usage
+        if self._count_output:
+            made = 0
+            for completion in output.outputs:
+                made += len(completion.token_ids)
+            usage.completion_tokens += made
+            usage.total_tokens += made
+        if output.num_cached_tokens != self._cached[i]:
+            self._cached[i] = output.num_cached_tokens
+            usage.prompt_tokens_details.cached_tokens = sum(self._cached)
+
+
+async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

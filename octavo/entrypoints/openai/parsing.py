@@ -1,0 +1,91 @@
+"""Request bodies: JSON to a typed request, or a 400 that names the field.
+
+A `null` is the same as an absent field. Every other value must be of its field's type; a field
+that Octavo does not know, or knows and cannot honour yet, is refused by name, never ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from octavo.entrypoints.openai.errors import APIError, bad_request
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_WHERE = re.compile(r" - at `(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
+
+
+def parse_body(
+    body: bytes | bytearray, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
+) -> T:
+    """Decode one request.
+
+    Args:
+        kind: the request's struct; its fields are what is honoured.
+        unsupported: fields that exist elsewhere → their neutral values, which are accepted.
+
+    Raises:
+        APIError: 400; `param` is the field at fault.
+    """
+    values = parse_object(body)
+    known = kind.__struct_fields__
+    for name, value in list(values.items()):
+        if name in known:
+            continue
+        if name not in unsupported:
+            raise bad_request(_unknown_field(name, [*known, *unsupported]), name)
+        if not any(
+            type(value) is type(neutral) and value == neutral for neutral in unsupported[name]
+        ):
+            raise bad_request(f"{name} is not supported by this server; leave it out", name)
+        del values[name]
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(error) from None
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def parse_object(body: bytes | bytearray) -> dict[str, Any]:
+    """Decode a JSON object and drop its nulls. Raises APIError 400."""
+    try:
+        values = msgspec.json.decode(body)
+    except msgspec.ValidationError as error:  # a number out of range
+        raise _wrong_type(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise _too_deep() from None
+    if not isinstance(values, dict):
+        raise bad_request("the body must be a JSON object")
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _unknown_field(name: str, known: list[str]) -> str:
+    short = name if len(name) <= 64 else name[:63] + "…"
+    close = difflib.get_close_matches(short, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"unknown field {short!r}{hint}"
+
+
+def _wrong_type(error: msgspec.ValidationError) -> APIError:
+    text = str(error)
+    path = ""
+    if match := _WHERE.search(text):
+        path = match["path"].removeprefix("$").removeprefix(".")
+        text = text[: match.start()]
+    elif match := _MISSING.search(text):
+        return bad_request(f"{match['name']} is missing", match["name"])
+    text = text.replace(" | null", "")
+    return bad_request(f"{path}: {text}" if path else text, path.partition("[")[0] or None)
+
+
+def _too_deep() -> APIError:
+    return bad_request("the body's JSON is nested too deeply")

@@ -1,0 +1,195 @@
+"""Requests of the OpenAI API, with vLLM's additions: one struct per route, field by field.
+
+Every field may be null, which is the same as absent; its default is in the docs below or in
+`SamplingParams`. Fields that other servers know and this one does not honour are listed in the
+`UNSUPPORTED` tables with the values that mean nothing is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Options of a stream.
+
+    Attributes:
+        include_usage: end with one chunk that has the usage and no choices.
+        continuous_usage_stats: with include_usage, every chunk has the usage so far.
+    """
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """What chat and plain completions have in common.
+
+    The sampling fields are those of `SamplingParams`, which checks them.
+
+    Attributes:
+        model: a served name; absent is the first one.
+        priority: lower runs first, where the server runs with --scheduling-policy priority.
+        cache_salt: prefixes are shared only among requests of one salt.
+        request_id: becomes a part of the response's id, as the header X-Request-Id does.
+        return_token_ids: give ids of prompt and output too.
+        return_tokens_as_token_ids: tokens in logprobs are spelled "token_id:17".
+        add_special_tokens: begin the prompt as the tokenizer does (default: true for completions,
+            false for chat, whose template does it).
+        user, safety_identifier, prompt_cache_key, metadata: the caller's own labels.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    thinking_token_budget: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True):
+    """POST /v1/chat/completions.
+
+    Attributes:
+        max_completion_tokens: most new tokens; wins over max_tokens. Absent: what fits the model.
+        logprobs: give the log probability of every token, and of `top_logprobs` alternatives.
+        tools: function definitions for the template.
+        tool_choice: "auto" or "none" (the tools are then kept from the template).
+        add_generation_prompt: let the template open the assistant's turn (default true).
+        continue_final_message: go on with the last, assistant, message instead.
+        chat_template_kwargs: more variables for the template.
+    """
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """POST /v1/completions.
+
+    Attributes:
+        prompt: text, token ids, or a list of either.
+        max_tokens: default 16. 0 with `echo` only measures the prompt.
+        logprobs: give the log probability of every token and of so many alternatives.
+        echo: the text begins with the prompt.
+    """
+
+    prompt: Any
+    logprobs: int | None = None
+    echo: bool | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize: either `prompt` or `messages`; the other fields as in the chat request."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+_BOTH: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "structured_outputs": (),
+    "repetition_detection": (),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "watermarking": (False,),
+    "stream_interval": (1,),
+    "session_id": (),
+    "return_token_offsets": (False,),
+    "return_prompt_text": (False,),
+    "routed_experts_prompt_start": (0,),
+    "kv_transfer_params": (),
+    "ec_transfer_params": (),
+    "vllm_xargs": ({},),
+}
+
+CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **_BOTH,
+    "echo": (False,),
+    "reasoning_effort": ("none",),
+    "include_reasoning": (True,),
+    "verbosity": ("medium",),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "prompt_cache_retention": (),
+    "documents": ([],),
+    "chat_template": (),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "mm_payload": (),
+}
+
+COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **_BOTH,
+    "best_of": (1,),
+    "suffix": ("",),
+    "prompt_embeds": (),
+}
+
+TOKENIZE_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "chat_template": (),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+}

@@ -1,0 +1,78 @@
+"""Server-sent events: a generator of encoded events as an ASGI response.
+
+The status is sent with the first event, so that whatever fails before it is an HTTP error and not
+a stream; what fails later is an error event. Both end with `data: [DONE]`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from octavo.entrypoints.openai.errors import as_api_error
+from octavo.log import get_logger
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+logger = get_logger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_encode = msgspec.json.Encoder().encode
+
+
+def event(body: Any) -> bytes:
+    """A struct as one event."""
+    return b"data: " + _encode(body) + b"\n\n"
+
+
+class EventStream:
+    """An ASGI response.
+
+    Args:
+        events: whole events, one or more at a time.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self._events = events
+        self._blocked_since: float | None = None
+
+    def blocked_for(self) -> float:
+        """Seconds for which the client has not taken what was sent."""
+        return 0.0 if self._blocked_since is None else time.monotonic() - self._blocked_since
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        last = DONE
+        try:
+            async with aclosing(self._events) as events:
+                async for data in events:
+                    if not started:
+                        started = True
+                        await send(
+                            {
+                                "type": "http.response.start",
+                                "status": 200,
+                                "headers": list(_HEADERS),
+                            }
+                        )
+                    self._blocked_since = time.monotonic()
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    self._blocked_since = None
+        except Exception as error:
+            if not started:
+                raise
+            failure = as_api_error(error)
+            if failure.code == "internal_error":
+                logger.error("a stream failed", exc_info=error)
+            last = event(failure.body) + DONE
+        await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -1,0 +1,128 @@
+"""What the routes share: the served models, the queue's account, whether the server is stopping."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from octavo.entrypoints.openai.admission import Admission
+from octavo.entrypoints.openai.config import ServerConfig
+from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.tokens import TokenTable
+
+if TYPE_CHECKING:
+    from octavo.config.engine import EngineConfig
+    from octavo.contracts.messages import RequestOutput
+    from octavo.contracts.sampling_params import SamplingParams
+    from octavo.engine.metrics import EngineMetrics
+    from octavo.engine.tokenizer import Tokenizer
+    from octavo.engine.wire import CoreInfo
+
+MAX_CHOICES = 1024
+"""Most completions (prompts × n) of one HTTP request."""
+
+
+class EngineClient(Protocol):
+    """What the server needs of `engine.async_llm.AsyncLLM`."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+    @property
+    def info(self) -> CoreInfo: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def metrics(self) -> EngineMetrics: ...
+    def generate(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]: ...
+    def default_sampling_params(self) -> SamplingParams: ...
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    async def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]: ...
+    async def check_health(self) -> None: ...
+    async def shutdown(self, drain_seconds: float = 0.0) -> None: ...
+
+
+class ServedModel:
+    """An engine under one of its names."""
+
+    def __init__(self, name: str, engine: EngineClient) -> None:
+        self.name = name
+        self.engine = engine
+        self.tokens = TokenTable(engine.tokenizer)
+        self.defaults = engine.default_sampling_params()
+        self.created = int(time.time())
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output."""
+        limit = self.engine.config.model.max_model_len
+        assert limit is not None
+        return limit
+
+
+@dataclass
+class Server:
+    """State of one server.
+
+    Attributes:
+        models: served name → model; several names may share an engine. The first is the default.
+        in_flight: requests that were let in and have not been answered to the end.
+        http_requests: (route, method, status) → count, for /metrics.
+    """
+
+    models: Mapping[str, ServedModel]
+    config: ServerConfig = field(default_factory=ServerConfig)
+    in_flight: int = 0
+    http_requests: dict[tuple[str, str, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(
+            max_num_queued_reqs=self.config.max_num_queued_reqs,
+            max_num_queued_tokens=self.config.max_num_queued_tokens,
+        )
+        self._serial = itertools.count()
+        for engine in self.engines.values():
+            engine.metrics.on_started = self.admission.started
+
+    def model(self, name: str | None) -> ServedModel:
+        """The model that a request names. Raises APIError 404."""
+        if name is None:
+            return next(iter(self.models.values()))
+        model = self.models.get(name)
+        if model is None:
+            shown = name if len(name) <= 128 else name[:127] + "…"
+            served = ", ".join(self.models)
+            raise APIError(
+                404,
+                f"the model {shown!r} does not exist; this server has {served}",
+                param="model",
+                code="model_not_found",
+            )
+        return model
+
+    @property
+    def engines(self) -> dict[str, EngineClient]:
+        """Each engine once, under its first name."""
+        unique: dict[int, tuple[str, EngineClient]] = {}
+        for name, model in self.models.items():
+            unique.setdefault(id(model.engine), (name, model.engine))
+        return dict(unique.values())
+
+    def internal_id(self, public_id: str) -> str:
+        """An engine request id that no other has, however often clients send the same id."""
+        return f"{public_id}-{next(self._serial):x}"
+
+
+def serve_engines(engines: Mapping[str, EngineClient], config: ServerConfig) -> Server:
+    """The state of a server of these names."""
+    return Server({name: ServedModel(name, engine) for name, engine in engines.items()}, config)

@@ -1,0 +1,53 @@
+"""POST /tokenize and POST /detokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from octavo.entrypoints.openai.errors import bad_request, json_response
+from octavo.entrypoints.openai.messages import render_chat
+from octavo.entrypoints.openai.parsing import parse_body
+from octavo.entrypoints.openai.protocol import (
+    TOKENIZE_UNSUPPORTED,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from octavo.entrypoints.openai.responses import DetokenizeResponse, TokenizeResponse
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from octavo.entrypoints.openai.endpoint import Call
+
+
+async def tokenize(call: Call) -> Response:
+    """Text, or chat messages through the template, to token ids."""
+    request = parse_body(call.body, TokenizeRequest, TOKENIZE_UNSUPPORTED)
+    model = call.server.model(request.model)
+    if (request.prompt is None) == (request.messages is None):
+        raise bad_request("give either prompt or messages", "prompt")
+    if request.prompt is not None:
+        special = request.add_special_tokens is not False
+        ids = await model.engine.tokenize(request.prompt, add_special_tokens=special)
+    else:
+        ids = await render_chat(request, model)
+    strings = [model.tokens.spell(i).completion for i in ids] if request.return_token_strs else None
+    return json_response(
+        TokenizeResponse(
+            count=len(ids), max_model_len=model.max_model_len, tokens=ids, token_strs=strings
+        )
+    )
+
+
+async def detokenize(call: Call) -> Response:
+    """Token ids to text, special tokens included."""
+    request = parse_body(call.body, DetokenizeRequest, {})
+    model = call.server.model(request.model)
+    size = model.engine.info.vocab_size
+    for i in request.tokens:
+        if not 0 <= i < size:
+            raise bad_request(f"tokens holds {i}; the model's ids are 0…{size - 1}", "tokens")
+    decode = partial(model.engine.tokenizer.decode, skip_special_tokens=False)
+    return json_response(DetokenizeResponse(prompt=await asyncio.to_thread(decode, request.tokens)))

@@ -1,0 +1,364 @@
+"""A fake `AsyncLLM`: real input and output processing and metrics, over a toy core.
+
+What the "model" says is scripted by its prompt: after the last `SAY:` come the bytes to generate,
+then end-of-sequence. `#` in a script becomes the completion's index. Other prompts get a counting
+text for ever. `FAIL:` in a prompt makes the request fail after two tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from octavo.config.engine import EngineConfig
+from octavo.contracts.kv_spec import MemoryPlan
+from octavo.contracts.messages import (
+    EngineOutput,
+    EngineOutputs,
+    EngineRequest,
+    FinishReason,
+    LogprobRows,
+    RequestOutput,
+    SchedulerStats,
+)
+from octavo.contracts.sampling_params import SamplingParams
+from octavo.engine.input_processor import InputProcessor
+from octavo.engine.metrics import CacheInfo, EngineMetrics
+from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.wire import CoreInfo
+from octavo.errors import ChatTemplateError, EngineDeadError
+from tests.engine.fakes import EOS, ByteTokenizer
+
+BLOCK_SIZE = 16
+
+
+class FakeTokenizer(ByteTokenizer):
+    """Bytes, with a template that can be told to misbehave, and perhaps a BOS id."""
+
+    def __init__(self, *, bos: bool = False, has_template: bool = True) -> None:
+        super().__init__()
+        self.has_template = has_template
+        if bos:
+            self.bos_token_id = 257
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids = super().encode(text)
+        return [self.bos_token_id, *ids] if add_special_tokens and self.bos_token_id else ids
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, shout: bool = False, **options: Any
+    ) -> list[int]:
+        if not self.has_template:
+            raise ChatTemplateError("the model has no chat template; give one", param="messages")
+        if any("RAISE" in m["content"] for m in messages):
+            raise ChatTemplateError("Conversation roles must alternate", param="messages")
+        if shout:
+            messages = [{**m, "content": m["content"].upper()} for m in messages]
+        return super().apply_chat_template(messages, **options)
+
+
+@dataclass
+class _Sequence:
+    request: EngineRequest
+    script: bytes | None
+    fails: bool
+    output: list[int] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt_token_ids) + len(self.output)
+
+
+class FakeEngine:
+    """See the module.
+
+    Args:
+        step_seconds: pause between steps.
+        max_num_seqs: most sequences that run at once; the others wait.
+        default_params: as if from a generation config.
+
+    Attributes:
+        gate: while cleared, no step runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        step_seconds: float = 0.0,
+        max_num_seqs: int = 512,
+        max_model_len: int = 4096,
+        num_blocks: int = 100_000,
+        tokenizer: FakeTokenizer | None = None,
+        default_params: SamplingParams | None = None,
+        **options: Any,
+    ) -> None:
+        config = EngineConfig.from_flat(max_num_seqs=max_num_seqs, **options)
+        self.config = config.resolve(model_max_len=max_model_len)
+        self.tokenizer = tokenizer or FakeTokenizer()
+        plan = MemoryPlan(
+            available=1 << 30,
+            weights=0,
+            activations=0,
+            kv_cache=0,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+        )
+        self.info = CoreInfo(
+            config=self.config,
+            memory_plan=plan,
+            vocab_size=self.tokenizer.vocab_size,
+            kv_cache_dtype="float32",
+        )
+        cache = CacheInfo(
+            block_size=BLOCK_SIZE, num_blocks=num_blocks, dtype="float32", enable_prefix_caching=True
+        )
+        self.metrics = EngineMetrics(max_model_len=max_model_len, cache=cache)
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.step_seconds = step_seconds
+        self.rendered: list[Any] = []
+        self.shutdowns = 0
+        self._default_params = default_params
+        self._input = InputProcessor(
+            self.config.model,
+            self.tokenizer,  # type: ignore[arg-type]
+            vocab_size=self.tokenizer.vocab_size,
+            generation_config={},
+        )
+        self._output = OutputProcessor(self.tokenizer)  # type: ignore[arg-type]
+        self._running: dict[str, _Sequence] = {}
+        self._waiting: dict[str, _Sequence] = {}
+        self._seen_prompts: set[tuple[int, ...]] = set()
+        self._queues: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
+        self._totals = {"prompt_tokens": 0, "generation_tokens": 0, "num_steps": 0}
+        self._dead: str | None = None
+        self._work = asyncio.Event()
+        self._core = asyncio.ensure_future(self._run())
+
+    # ---------------------------------------------------------------- AsyncLLM
+
+    async def generate(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        await self.check_health()
+        request = self._input.process(
+            request_id, prompt, params, priority=priority, cache_salt=cache_salt
+        )
+        self._output.add_request(request)
+        queue = self._queues[request_id] = asyncio.Queue()
+        self.metrics.add_requests(request.engine_requests)
+        text = self.tokenizer.decode(request.prompt_token_ids)
+        for r in request.engine_requests:
+            self._waiting[r.request_id] = _Sequence(r, _script(text, r.sample_index), "FAIL:" in text)
+        self._work.set()
+        try:
+            while True:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+                if item.finished:
+                    return
+        finally:
+            del self._queues[request_id]
+            for engine_id in self._output.abort_requests([request_id]).to_abort:
+                self._drop(engine_id, "engine_dead" if self._dead else "disconnect")
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        await asyncio.sleep(0)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    async def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        await asyncio.sleep(0)
+        self.rendered.append((messages, options))
+        return self.tokenizer.apply_chat_template(messages, **options)
+
+    def default_sampling_params(self) -> SamplingParams:
+        return self._default_params or SamplingParams()
+
+    @property
+    def num_unfinished(self) -> int:
+        return self._output.num_unfinished
+
+    def stats(self) -> SchedulerStats:
+        return self.metrics.stats
+
+    async def check_health(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+
+    async def shutdown(self, drain_seconds: float = 0.0) -> None:
+        self.shutdowns += 1
+        deadline = time.monotonic() + drain_seconds
+        while self._queues and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        self.die("the engine was shut down")
+        self._core.cancel()
+        await asyncio.gather(self._core, return_exceptions=True)
+
+    # ---------------------------------------------------------------- for tests
+
+    def die(self, cause: str = "the engine core was killed") -> None:
+        """As if the core process had been killed."""
+        if self._dead is None:
+            self._dead = cause
+            for queue in self._queues.values():
+                queue.put_nowait(EngineDeadError(cause))
+
+    def abort_all(self) -> None:
+        """As if somebody had called `abort` for every request."""
+        aborted = self._output.abort_requests(list(self._queues))
+        for output in aborted.request_outputs:
+            self._queues[output.request_id].put_nowait(output)
+        for engine_id in aborted.to_abort:
+            self._drop(engine_id, "api")
+
+    @property
+    def is_idle(self) -> bool:
+        """Does nothing and holds nothing?"""
+        return not (
+            self._running
+            or self._waiting
+            or self._queues
+            or self._output.num_unfinished
+            or self.metrics.num_tracked
+        )
+
+    # ---------------------------------------------------------------- the core
+
+    async def _run(self) -> None:
+        while self._dead is None:
+            await self._work.wait()
+            await self.gate.wait()
+            self._step()
+            if not self._running and not self._waiting:
+                self._work.clear()
+            await asyncio.sleep(self.step_seconds)
+
+    def _step(self) -> None:
+        outputs, cached = [], {}
+        while self._waiting and len(self._running) < self.config.scheduler.max_num_seqs:
+            engine_id, sequence = next(iter(self._waiting.items()))
+            del self._waiting[engine_id]
+            self._running[engine_id] = sequence
+            prompt = tuple(sequence.request.prompt_token_ids)
+            cached[engine_id] = (
+                BLOCK_SIZE * ((len(prompt) - 1) // BLOCK_SIZE) if prompt in self._seen_prompts else 0
+            )
+            if len(self._seen_prompts) < 64:
+                self._seen_prompts.add(prompt)
+            self._totals["prompt_tokens"] += len(prompt)
+        for engine_id, sequence in list(self._running.items()):
+            output = _next(sequence)
+            if engine_id in cached:
+                output.num_cached_tokens = cached[engine_id]
+                output.queue_time = time.monotonic() - sequence.request.arrival_time
+            self._totals["generation_tokens"] += len(output.new_token_ids)
+            outputs.append(output)
+            if output.finish_reason is not None:
+                del self._running[engine_id]
+        self._totals["num_steps"] += 1
+        batch = EngineOutputs(outputs=outputs, stats=self._stats(len(outputs)))
+        self.metrics.record_outputs(batch)
+        processed = self._output.process_outputs(outputs)
+        for request_output in processed.request_outputs:
+            if (queue := self._queues.get(request_output.request_id)) is not None:
+                queue.put_nowait(request_output)
+        for engine_id in processed.to_abort:
+            self._running.pop(engine_id, None)
+            self.metrics.finish_request(engine_id, FinishReason.STOP)
+
+    def _drop(self, engine_id: str, reason: str) -> None:
+        self._running.pop(engine_id, None)
+        self._waiting.pop(engine_id, None)
+        self.metrics.finish_request(engine_id, FinishReason.ABORT, abort_reason=reason)
+        self.metrics.record_outputs(EngineOutputs(stats=self._stats(0)))
+
+    def _stats(self, step_tokens: int) -> SchedulerStats:
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_blocks=self.info.memory_plan.num_blocks,
+            num_used_blocks=sum(math.ceil(s.num_tokens / BLOCK_SIZE) for s in self._running.values()),
+            step_tokens=step_tokens,
+            **self._totals,
+        )
+
+
+def _script(text: str, index: int) -> bytes | None:
+    if "SAY:" not in text:
+        return None
+    said = text.rpartition("SAY:")[2]
+    for end in ("assistant\n", "\n"):  # what the chat template adds
+        said = said.removesuffix(end)
+    return said.replace("#", str(index)).encode()
+
+
+def _next(sequence: _Sequence) -> EngineOutput:
+    """One more token."""
+    request, n = sequence.request, len(sequence.output)
+    params = request.sampling_params
+    assert params is not None
+    if sequence.fails and n == 2:
+        return EngineOutput(
+            request_id=request.request_id,
+            finish_reason=FinishReason.ERROR,
+            error="this request met an error",
+        )
+    if sequence.script is None:
+        token = b"one two three "[(n + request.sample_index) % 14]
+    elif n < len(sequence.script):
+        token = sequence.script[n]
+    else:
+        token = EOS if n >= params.min_tokens else ord(".")
+    sequence.output.append(token)
+    reason: FinishReason | None = None
+    stop_reason = None
+    if n + 1 > params.min_tokens and token in (params.stop_token_ids or ()):
+        reason, stop_reason = FinishReason.STOP, token
+    elif token == EOS and not params.ignore_eos:
+        reason = FinishReason.STOP
+    elif n + 1 == params.max_tokens:
+        reason = FinishReason.LENGTH
+    return EngineOutput(
+        request_id=request.request_id,
+        new_token_ids=[token],
+        logprobs=_logprobs(token, params.logprobs),
+        finish_reason=reason,
+        stop_reason=stop_reason,
+    )
+
+
+def logprob_of(token: int) -> float:
+    """What the fake says of a sampled token: it is its second choice."""
+    return -1.0 - token / 512
+
+
+def _logprobs(token: int, k: int | None) -> LogprobRows | None:
+    """The token at rank 2 between its neighbours; the last of four or more has no probability."""
+    if k is None:
+        return None
+    k = 259 if k == -1 else k
+    others = [(token + i) % 259 for i in (1, 0, *range(2, 259))][:k]
+    values = [-0.5, logprob_of(token), *(-4.0 - i for i in range(max(0, k - 2)))][:k]
+    if k >= 4:
+        values[-1] = -math.inf
+    return LogprobRows(
+        token_ids=np.array([[token, *others]], np.int32),
+        logprobs=np.array([[logprob_of(token), *values]], np.float32),
+        ranks=np.array([2], np.int32),
+    )
+

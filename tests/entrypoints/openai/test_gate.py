@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+from octavo.entrypoints.openai.gate import is_request_id
+from tests.entrypoints.openai.harness import MODEL, serving
+
+PATHS = ["/version", "/metrics", "/v1/models", "/docs", "/openapi.json", "/nope", "/", "//health"]
+
+
+async def test_keys() -> None:
+    async with serving(api_keys=("first-key", "Schlüssel")) as s:
+        assert (await s.get("/health")).status == 200
+        assert (await s.request("HEAD", "/health", None, {})).status == 200
+        wrong = [
+            *(None, "", "Bearer", "Bearer ", "Bearer wrong", "Bearer first-ke", "first-key"),
+            *("Basic first-key", "Bearer first-keyy", "Bearer FIRST-KEY", "Bearer first-key second"),
+        ]
+        for path in PATHS:
+            for value in wrong:
+                headers = {} if value is None else {"authorization": value}
+                reply = await s.get(path, **headers)
+                assert reply.status == 401, (path, value)
+                assert reply.error["code"] == "invalid_api_key"
+                assert reply.headers["www-authenticate"] == "Bearer"
+        for method in ("OPTIONS", "DELETE", "POST"):
+            assert (await s.request(method, "/v1/models", None, {})).status == 401
+        assert (await s.completion()).status == 401
+        for key in ("Bearer first-key", "bearer first-key", "Bearer " + "Schlüssel"):
+            header = key.encode().decode("latin-1")
+            assert (await s.get("/v1/models", authorization=header)).status == 200
+        body = {"model": MODEL, "prompt": "SAY:a"}
+        reply = await s.post("/v1/completions", body, authorization="Bearer first-key")
+        assert reply.status == 200
+
+
+async def test_two_authorizations_are_refused() -> None:
+    async with serving(api_keys=("k",)) as s:
+        head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n"
+        assert (await s.raw(head + b"\r\n")).status == 200
+        assert (await s.raw(head + b"authorization: Bearer x\r\n\r\n")).status == 401
+
+
+async def test_a_body_is_not_read_without_a_key() -> None:
+    async with serving(api_keys=("k",), body_timeout=0.01) as s:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
+        assert (await s.raw(head)).status == 401
+
+
+async def test_without_keys_all_is_open() -> None:
+    async with serving() as s:
+        assert (await s.get("/v1/models")).status == 200
+        assert (await s.get("/v1/models", authorization="Bearer whatever")).status == 200
+
+
+async def test_request_ids() -> None:
+    async with serving() as s:
+        reply = await s.get("/nope", x_request_id="Trace.1:2_3-4")
+        assert reply.headers["x-request-id"] == "Trace.1:2_3-4"
+        for bad in ("", "a b", "a/b", "x" * 129, "é", "a;b"):
+            reply = await s.get("/health", x_request_id=bad)
+            assert reply.headers["x-request-id"] != bad
+            assert is_request_id(reply.headers["x-request-id"])
+        a, b = [(await s.get("/health")).headers["x-request-id"] for _ in range(2)]
+        assert a != b
+
+
+@pytest.mark.parametrize(
+    ("value", "ok"), [("a", True), ("x" * 128, True), ("x" * 129, False), ("", False), ("a\n", False)]
+)
+def test_is_request_id(value: str, ok: bool) -> None:
+    assert is_request_id(value) is ok

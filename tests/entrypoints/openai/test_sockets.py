@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from octavo.entrypoints.openai.sockets import bind
+from octavo.errors import ConfigError
+
+
+def test_tcp() -> None:
+    with bind("127.0.0.1", 0) as sock:
+        host, port = sock.getsockname()
+        assert host == "127.0.0.1"
+        with socket.socket() as client, pytest.raises(ConnectionRefusedError):
+            client.connect((host, port))  # bound, but not listening yet
+        sock.listen()
+        with pytest.raises(ConfigError, match=f"{port}.*in use"):
+            bind("127.0.0.1", port)
+
+
+def test_unix(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    bind("", 0, str(path)).close()
+    with bind("", 0, str(path)) as sock:  # what an earlier server left is replaced
+        assert sock.family == socket.AF_UNIX
+    path.unlink()
+    path.write_text("keep me")
+    with pytest.raises(ConfigError, match="in use"):
+        bind("", 0, str(path))
+    assert path.read_text() == "keep me"
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "uds"),
+    [("no such host", 80, None), ("127.0.0.1", 99999, None), ("", 0, "/no/such/folder/s")],
+)
+def test_addresses_that_cannot_be(host: str, port: int, uds: str | None) -> None:
+    with pytest.raises(ConfigError, match="cannot listen"):
+        bind(host, port, uds)
