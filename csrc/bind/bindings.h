@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "pack/weights.h"
@@ -22,12 +23,13 @@ using AnyMatrix = nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>;
 
 // What a back end owns beside its KV cache: threads and weights.
 struct Device {
-  Device(int num_threads, std::vector<int> cpus)
-      : pool(std::make_shared<ThreadPool>(num_threads, std::move(cpus))), sampler(pool) {}
+  Device(int num_threads, std::vector<int> cpus, const std::string& isa_cap);
 
+  std::vector<std::string> isa_tiers;
+  std::shared_ptr<const KernelTable> kernels;
   std::shared_ptr<ThreadPool> pool;
   WeightHeap heap;
-  Sampler sampler;
+  std::unique_ptr<Sampler> sampler;
 };
 
 DType parse_dtype(const char* name);

@@ -30,6 +30,14 @@ void translate(const std::exception_ptr& p, void*) {
 
 }  // namespace
 
+Device::Device(int num_threads, std::vector<int> cpus, const std::string& isa_cap) {
+  KernelSelection selection = select_kernels(isa_cap);
+  isa_tiers = std::move(selection.tiers);
+  kernels = std::make_shared<const KernelTable>(selection.table);
+  pool = std::make_shared<ThreadPool>(num_threads, std::move(cpus));
+  sampler = std::make_unique<Sampler>(pool, kernels);
+}
+
 DType parse_dtype(const char* name) {
   if (std::strcmp(name, "float32") == 0) return DType::kF32;
   if (std::strcmp(name, "bfloat16") == 0) return DType::kBf16;
@@ -59,14 +67,14 @@ SourceRows source_rows(const AnyMatrix& array) {
 NB_MODULE(_cpu, m) {
   using namespace octavo;
   m.doc() = "CPU kernels of Octavo. Use octavo.kernels.cpu.";
+  nb::set_leak_warnings(false);  // at exit, memory goes with the process
   nb::register_exception_translator(translate);
 
-  m.def(
-      "isa_tiers", [] { return active_tiers(); },
-      "Kernel tiers in force, lowest first; the last is the one that runs.");
-
-  auto device = nb::class_<Device>(m, "Device", "Threads and weights of one back end.");
-  device.def(nb::init<int, std::vector<int>>(), nb::arg("num_threads"), nb::arg("cpus"));
+  auto device = nb::class_<Device>(m, "Device", "Threads, kernels and weights of one back end.");
+  device.def(nb::init<int, std::vector<int>, const std::string&>(), nb::arg("num_threads"),
+             nb::arg("cpus"), nb::arg("isa_cap"));
+  device.def_ro("isa_tiers", &Device::isa_tiers,
+                "Kernel tiers in force, lowest first; the last is the one that runs.");
   device.def_prop_ro("num_threads", [](const Device& d) { return d.pool->num_threads(); });
   device.def(
       "close", [](Device& d) { d.pool->close(); }, nb::call_guard<nb::gil_scoped_release>(),

@@ -135,7 +135,7 @@ void bind_program(nb::module_& m) {
       "__init__",
       [](Program* self, Device& d, const char* act, std::int64_t max_tokens,
          std::int64_t max_requests, std::int64_t max_logit_rows, std::int64_t max_position) {
-        new (self) Program(d.pool, parse_dtype(act),
+        new (self) Program(d.pool, d.kernels, parse_dtype(act),
                            {max_tokens, max_requests, max_logit_rows, max_position});
       },
       nb::arg("device"), nb::arg("act"), nb::arg("max_tokens"), nb::arg("max_requests"),

@@ -50,7 +50,7 @@ void sample(Device& self, const LogitsArray& logits, const FloatArray& temperatu
   const SamplingRows rows{temperature.data(), top_k.data(),        top_p.data(),   min_p.data(),
                           seed.data(),        sample_index.data(), position.data()};
   const nb::gil_scoped_release release;
-  self.sampler.sample(v, rows, out.data());
+  self.sampler->sample(v, rows, out.data());
 }
 
 void logprobs(Device& self, const LogitsArray& logits, const Int32Array& rows,
@@ -67,8 +67,8 @@ void logprobs(Device& self, const LogitsArray& logits, const Int32Array& rows,
               static_cast<std::int64_t>(ranks.size()) == n,
           "logprob results have the wrong shape");
   const nb::gil_scoped_release release;
-  self.sampler.logprobs(v, rows.data(), token_ids.data(), n, k, ids.data(), values.data(),
-                        ranks.data());
+  self.sampler->logprobs(v, rows.data(), token_ids.data(), n, k, ids.data(), values.data(),
+                         ranks.data());
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "dispatch/dispatch.h"
 
-#include <cstdlib>
-#include <cstring>
 #include <stdexcept>
 
 #include "dispatch/cpuid.h"
@@ -11,7 +9,7 @@ namespace {
 
 struct Tier {
   const char* name;
-  int rank;  // OCTAVO_CPU_ISA admits ranks up to that of the tier it names
+  int rank;  // a cap admits ranks up to that of the tier it names; rank 3 is AVX-512 VNNI's
   bool supported;
   void (*overlay)(KernelTable&);
 };
@@ -31,44 +29,29 @@ std::vector<Tier> known_tiers() {
   };
 }
 
-struct Selection {
-  KernelTable table{};
-  std::vector<std::string> tiers;
-};
-
-int cap_rank(const std::vector<Tier>& tiers) {
-  const char* cap = std::getenv("OCTAVO_CPU_ISA");
-  if (!cap || !*cap) return tiers.back().rank;
+int cap_rank(const std::vector<Tier>& tiers, const std::string& cap) {
+  if (cap.empty()) return tiers.back().rank;
   std::string names;
   for (const Tier& tier : tiers) {
-    if (std::strcmp(tier.name, cap) == 0) return tier.rank;
+    if (cap == tier.name) return tier.rank;
     names += (names.empty() ? "" : ", ") + std::string(tier.name);
   }
-  throw std::invalid_argument("OCTAVO_CPU_ISA=" + std::string(cap) +
+  throw std::invalid_argument("OCTAVO_CPU_ISA=" + cap +
                               " names no CPU kernel tier; known: " + names);
-}
-
-Selection select() {
-  Selection s;
-  const std::vector<Tier> tiers = known_tiers();
-  const int cap = cap_rank(tiers);
-  for (const Tier& tier : tiers) {
-    if (!tier.supported || tier.rank > cap) continue;
-    tier.overlay(s.table);
-    s.tiers.push_back(tier.name);
-  }
-  return s;
-}
-
-const Selection& selection() {
-  static const Selection s = select();
-  return s;
 }
 
 }  // namespace
 
-const std::vector<std::string>& active_tiers() { return selection().tiers; }
-
-const KernelTable& kernels() { return selection().table; }
+KernelSelection select_kernels(const std::string& cap) {
+  const std::vector<Tier> tiers = known_tiers();
+  const int highest = cap_rank(tiers, cap);
+  KernelSelection selection;
+  for (const Tier& tier : tiers) {
+    if (!tier.supported || tier.rank > highest) continue;
+    tier.overlay(selection.table);
+    selection.tiers.push_back(tier.name);
+  }
+  return selection;
+}
 
 }  // namespace octavo

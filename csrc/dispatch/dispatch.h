@@ -1,4 +1,4 @@
-// The kernel table of this process.
+// Which kernels run on this machine.
 #pragma once
 
 #include <string>
@@ -8,10 +8,13 @@
 
 namespace octavo {
 
-// Tiers that were laid over each other, in order; the last is the one in force. OCTAVO_CPU_ISA caps
-// them. Throws std::invalid_argument where it names no tier.
-const std::vector<std::string>& active_tiers();
+struct KernelSelection {
+  KernelTable table{};
+  std::vector<std::string> tiers;  // laid over each other, in order; the last is the one in force
+};
 
-const KernelTable& kernels();
+// All tiers that the machine supports, up to `cap` where it is not empty. Throws
+// std::invalid_argument where `cap` names no tier.
+KernelSelection select_kernels(const std::string& cap);
 
 }  // namespace octavo

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "dispatch/dispatch.h"
 #include "runtime/arena.h"
 #include "runtime/error.h"
 
@@ -12,6 +11,8 @@ namespace {
 
 // Steps of at least so many rows per thread are split by rows.
 constexpr std::int64_t kRowsPerThread = 64;
+constexpr std::int64_t kMaxRows = 1 << 20;
+constexpr std::int64_t kMaxPositions = 1 << 30;
 
 double now() {
   using Clock = std::chrono::steady_clock;
@@ -24,12 +25,14 @@ std::int64_t padded_width(std::int64_t width) {
 
 }  // namespace
 
-Program::Program(std::shared_ptr<ThreadPool> pool, DType act, const StepLimits& limits)
-    : pool_(std::move(pool)), act_(act) {
-  for (const std::int64_t n :
-       {limits.max_tokens, limits.max_requests, limits.max_logit_rows, limits.max_position}) {
-    require(n > 0 && n < (1 << 30), "step limits must be in 1…2^30");
+Program::Program(std::shared_ptr<ThreadPool> pool, std::shared_ptr<const KernelTable> kernels,
+                 DType act, const StepLimits& limits)
+    : pool_(std::move(pool)), kernels_(std::move(kernels)), act_(act) {
+  for (const std::int64_t n : {limits.max_tokens, limits.max_requests, limits.max_logit_rows}) {
+    require(n > 0 && n <= kMaxRows, "step limits must be in 1…2^20");
   }
+  require(limits.max_position > 0 && limits.max_position < kMaxPositions,
+          "max_position must be in 1…2^30");
   rules_.limits = limits;
 }
 
@@ -143,6 +146,7 @@ void Program::execute(int thread, const StepView& step) {
 
 void Program::run(const StepArrays& step) {
   require(finished_, "a program must be finished before it runs");
+  const std::lock_guard<std::mutex> lock(run_mutex_);
   check_step(step, rules_);
   for (const auto& [name, id] : inputs_) {
     const Value& v = *values_[id];

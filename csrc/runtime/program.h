@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -46,7 +47,8 @@ struct HeadNorm {
 
 class Program {
  public:
-  Program(std::shared_ptr<ThreadPool> pool, DType act, const StepLimits& limits);
+  Program(std::shared_ptr<ThreadPool> pool, std::shared_ptr<const KernelTable> kernels, DType act,
+          const StepLimits& limits);
 
   // Recording. Values are ids; every call checks its arguments and throws Error.
   int input(const std::string& name, std::int64_t width, DType dtype);
@@ -119,6 +121,7 @@ class Program {
   void execute(int thread, const StepView& step);
 
   std::shared_ptr<ThreadPool> pool_;
+  std::shared_ptr<const KernelTable> kernels_;
   DType act_;
   StepRules rules_;
   bool finished_ = false;
@@ -135,6 +138,7 @@ class Program {
   std::map<int, std::shared_ptr<Region>> tap_memory_;
   std::int64_t scratch_bytes_ = 0;
   char* scratch_ = nullptr;
+  std::mutex run_mutex_;
   const StepArrays* current_ = nullptr;
   std::int64_t last_rows_[2] = {0, 0};
   bool profiling_ = false;

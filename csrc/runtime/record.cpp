@@ -3,7 +3,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "dispatch/dispatch.h"
 #include "runtime/error.h"
 #include "runtime/program.h"
 
@@ -121,7 +120,7 @@ int Program::embedding(std::shared_ptr<PackedTable> table, float scale) {
   const int out = add_value(Rows::kTokens, table->columns(), DType::kF32);
   const EmbeddingArgs args{table->table(), nullptr, &values_[out]->buffer,
                            static_cast<int>(table->columns()), scale};
-  const auto kernel = kernels().embedding[index(table->dtype())];
+  const auto kernel = kernels_->embedding[index(table->dtype())];
   keep(table);
   add_op("embedding", Rows::kTokens, out, [=](const Task& task) { kernel(args, task); });
   return out;
@@ -133,7 +132,7 @@ int Program::embedding(std::shared_ptr<PackedLinear> table, float scale) {
   rules_.vocab = rules_.vocab ? std::min<std::int64_t>(rules_.vocab, w.n) : w.n;
   const int out = add_value(Rows::kTokens, w.k, DType::kF32);
   const EmbeddingArgs args{{}, &w, &values_[out]->buffer, w.k, scale};
-  const auto kernel = kernels().embedding[index(table->dtype())];
+  const auto kernel = kernels_->embedding[index(table->dtype())];
   keep(table);
   add_op("embedding", Rows::kTokens, out, [=](const Task& task) { kernel(args, task); });
   return out;
@@ -179,7 +178,7 @@ int Program::rms_norm(int x, std::shared_ptr<PackedVector> weight, int residual,
                       static_cast<int>(info.width),
                       eps,
                       offset};
-  const auto kernel = adds ? kernels().rms_norm_add : kernels().rms_norm[index(act_)];
+  const auto kernel = adds ? kernels_->rms_norm_add : kernels_->rms_norm[index(act_)];
   keep(weight);
   if (adds && x != residual) in_place_.emplace_back(residual, out);
   add_op(adds ? "rms_norm_add" : "rms_norm", info.rows, out,
@@ -201,9 +200,9 @@ int Program::linear(int x, std::shared_ptr<PackedLinear> weight, int residual) {
   }
   const int out = add_value(rows, w.n, DType::kF32);
   const LinearArgs args{a, &w, adds ? &values_[residual]->buffer : nullptr, &values_[out]->buffer};
-  const auto kernel = kernels().linear[index(act_)];
+  const auto kernel = kernels_->linear[index(act_)];
   keep(weight);
-  need_scratch(kernels().gemm_scratch(1));
+  need_scratch(kernels_->gemm_scratch(1));
   if (adds && x != residual) in_place_.emplace_back(residual, out);
   add_op(adds ? "linear_add" : "linear", rows, out, [=](const Task& task) { kernel(args, task); });
   return out;
@@ -216,9 +215,9 @@ int Program::gated_linear(int x, std::shared_ptr<PackedLinear> weight, Activatio
   const Buffer* a = operand(x, &rows, w.k);
   const int out = add_value(rows, w.n / 2, act_);
   const GatedArgs args{a, &w, &values_[out]->buffer, activation};
-  const auto kernel = kernels().gated_linear[index(act_)];
+  const auto kernel = kernels_->gated_linear[index(act_)];
   keep(weight);
-  need_scratch(kernels().gemm_scratch(1));
+  need_scratch(kernels_->gemm_scratch(1));
   add_op("gated_linear", rows, out, [=](const Task& task) { kernel(args, task); });
   return out;
 }
@@ -283,15 +282,15 @@ int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const K
                      rope ? rope->view() : RopeView{},
                      HeadNormView{norm.q ? norm.q->data() : nullptr,
                                   norm.k ? norm.k->data() : nullptr, norm.eps, norm.offset}};
-  const auto project = kernels().qkv_project[index(act_)];
-  const auto finish = kernels().qkv_finish[index(act_)];
+  const auto project = kernels_->qkv_project[index(act_)];
+  const auto finish = kernels_->qkv_finish[index(act_)];
   keep(weight);
   keep(kv.cache);
   keep(rope);
   keep(norm.q);
   keep(norm.k);
   need_scratch(
-      kernels().gemm_scratch(heads.head_dim / std::gcd(heads.head_dim, static_cast<int>(kPanel))));
+      kernels_->gemm_scratch(heads.head_dim / std::gcd(heads.head_dim, static_cast<int>(kPanel))));
   values_[out]->first = static_cast<int>(ops_.size());
   add_op("qkv_project", rows, raw, [=](const Task& task) { project(args, task); });
   read(raw);
@@ -320,9 +319,9 @@ int Program::attention(int q, const KvLayer& kv, const HeadShape& heads, float s
                            scale,
                            soft_cap,
                            window};
-  const auto kernel = kernels().attention[index(act_)];
+  const auto kernel = kernels_->attention[index(act_)];
   keep(kv.cache);
-  need_scratch(kernels().attention_scratch(heads));
+  need_scratch(kernels_->attention_scratch(heads));
   add_op("attention", info.rows, out, [=](const Task& task) { kernel(args, task); }, false);
   return out;
 }
@@ -336,9 +335,9 @@ int Program::logits(int x, std::shared_ptr<PackedLinear> weight, float scale, fl
   require(rows == Rows::kLogits, "logits read a value with rows LOGITS");
   const int out = add_value(rows, w.n, DType::kF32);
   const LogitsArgs args{a, &w, &values_[out]->buffer, scale, soft_cap};
-  const auto kernel = kernels().logits[index(act_)];
+  const auto kernel = kernels_->logits[index(act_)];
   keep(weight);
-  need_scratch(kernels().gemm_scratch(1));
+  need_scratch(kernels_->gemm_scratch(1));
   add_op("logits", rows, out, [=](const Task& task) { kernel(args, task); });
   return out;
 }

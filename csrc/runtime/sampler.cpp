@@ -6,8 +6,6 @@
 #include <numeric>
 #include <utility>
 
-#include "dispatch/dispatch.h"
-
 namespace octavo {
 namespace {
 
@@ -25,6 +23,7 @@ bool before(const Candidate& a, const Candidate& b) {
 
 // One thread's work space, kept between calls: nothing is allocated while a job runs.
 struct Sampler::Workspace {
+  const KernelTable* kernels = nullptr;
   std::vector<float> weights;
   std::vector<double> sums;
   std::vector<std::int32_t> ids;
@@ -100,7 +99,7 @@ std::int32_t draw(const std::vector<Candidate>& c, const std::vector<float>& wei
 
 // Candidates whose weight is at least `threshold`, in order of id.
 void Sampler::Workspace::collect(const float* x, std::int64_t n, float threshold) {
-  const std::int64_t count = kernels().row_collect(weights.data(), n, threshold, ids.data());
+  const std::int64_t count = kernels->row_collect(weights.data(), n, threshold, ids.data());
   candidates.resize(count);
   for (std::int64_t i = 0; i < count; ++i) candidates[i] = {x[ids[i]], ids[i]};
 }
@@ -128,12 +127,12 @@ std::int32_t Sampler::Workspace::draw_any(std::int64_t vocab, double total, doub
 std::int32_t Sampler::Workspace::sample_row(const float* x, std::int64_t vocab,
                                             const SamplingRows& rows, std::int64_t r) {
   const float temperature = rows.temperature[r];
-  const float top = kernels().row_max(x, vocab);
+  const float top = kernels->row_max(x, vocab);
   if (!(temperature > 0.0f) || !std::isfinite(top)) return argmax(x, vocab, top);
   const double u = philox_uniform(rows.seed[r], static_cast<std::uint32_t>(rows.position[r]),
                                   static_cast<std::uint32_t>(rows.sample_index[r]), 0);
   const float inverse = std::min(1.0f / temperature, std::numeric_limits<float>::max());
-  kernels().row_exp(x, vocab, top, inverse, weights.data(), sums.data());
+  kernels->row_exp(x, vocab, top, inverse, weights.data(), sums.data());
   const double total = std::accumulate(sums.begin(), sums.end(), 0.0);
   const bool has_k = rows.top_k[r] > 0 && rows.top_k[r] < vocab;
   const bool has_p = rows.top_p[r] < 1.0f, has_min = rows.min_p[r] > 0.0f;
@@ -163,15 +162,15 @@ std::int32_t Sampler::Workspace::sample_row(const float* x, std::int64_t vocab,
 void Sampler::Workspace::logprob_row(const float* x, std::int64_t vocab, std::int32_t token,
                                      std::int64_t k, std::int32_t* out_ids, float* values,
                                      std::int32_t* rank) {
-  const float top = kernels().row_max(x, vocab);
-  kernels().row_exp(x, vocab, top, 1.0f, weights.data(), sums.data());
+  const float top = kernels->row_max(x, vocab);
+  kernels->row_exp(x, vocab, top, 1.0f, weights.data(), sums.data());
   const double log_total = std::log(std::accumulate(sums.begin(), sums.end(), 0.0));
   const auto log_prob = [&](std::int32_t id) {
     return static_cast<float>((static_cast<double>(x[id]) - top) - log_total);
   };
   out_ids[0] = token;
   values[0] = log_prob(token);
-  *rank = static_cast<std::int32_t>(1 + kernels().row_count_greater(x, vocab, x[token]));
+  *rank = static_cast<std::int32_t>(1 + kernels->row_count_greater(x, vocab, x[token]));
   if (k == 0) return;
   candidates.resize(vocab);
   for (std::int64_t i = 0; i < vocab; ++i) {
@@ -203,13 +202,15 @@ double philox_uniform(std::uint64_t seed, std::uint32_t position, std::uint32_t 
   return static_cast<double>(bits) * 0x1p-53;
 }
 
-Sampler::Sampler(std::shared_ptr<ThreadPool> pool) : pool_(std::move(pool)) {}
+Sampler::Sampler(std::shared_ptr<ThreadPool> pool, std::shared_ptr<const KernelTable> kernels)
+    : pool_(std::move(pool)), kernels_(std::move(kernels)) {}
 
 Sampler::~Sampler() = default;
 
 void Sampler::prepare(std::int64_t vocab) {
   workspaces_.resize(pool_->num_threads());
   for (Workspace& w : workspaces_) {
+    w.kernels = kernels_.get();
     w.weights.resize(vocab);
     w.sums.resize((vocab + kSumBlock - 1) / kSumBlock);
     w.ids.resize(vocab);

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "api/kernel_table.h"
 #include "runtime/thread_pool.h"
 
 namespace octavo {
@@ -32,7 +33,7 @@ double philox_uniform(std::uint64_t seed, std::uint32_t position, std::uint32_t 
 
 class Sampler {
  public:
-  explicit Sampler(std::shared_ptr<ThreadPool> pool);
+  Sampler(std::shared_ptr<ThreadPool> pool, std::shared_ptr<const KernelTable> kernels);
   ~Sampler();
 
   // Token ids [rows].
@@ -49,6 +50,7 @@ class Sampler {
   void prepare(std::int64_t vocab);
 
   std::shared_ptr<ThreadPool> pool_;
+  std::shared_ptr<const KernelTable> kernels_;
   std::mutex mutex_;
   std::vector<Workspace> workspaces_;  // one per thread
 };

@@ -1,7 +1,7 @@
 """The CPU back end: ops recorded into a native step program, replayed on a persistent thread pool.
 
-Weights are packed into panels of 32 output columns, the KV cache lies in pages per (block, kv head);
-the layouts are described in `csrc/api/types.h`. bfloat16 is the activation format of bfloat16
+Weights are packed into panels of 32 output columns, the KV cache lies in pages per block and kv
+head; `csrc/api/types.h` describes the layouts. bfloat16 is the activation format of bfloat16
 weights; the residual stream and all accumulation are float32.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 from octavo import _cpu
 from octavo.contracts.kv_spec import BLOCK_SIZE, BlockCopy, FullAttentionSpec, KVCacheConfig
 from octavo.contracts.tensor import DType, HostTensor, bf16_to_float32
+from octavo.env import cpu_isa_cap
 from octavo.errors import ConfigError, KernelError
 from octavo.kernels.cpu_recorder import CpuRecorder
 from octavo.kernels.cpu_sampling import CpuSampling
@@ -33,7 +34,7 @@ from octavo.kernels.ops import (
 )
 
 _CHUNK_ELEMENTS = 2 << 20
-"""Elements of a checkpoint tensor that are converted at once: what loading needs beside the result."""
+"""Elements of a checkpoint tensor converted at once: what loading needs beside the result."""
 
 
 class CpuBackend(Backend):
@@ -43,28 +44,35 @@ class CpuBackend(Backend):
         dtype: F32 or BF16.
         num_threads: compute threads, the caller's included; None: one per physical core that the
             affinity mask and the cgroup's quota leave.
+        isa: the highest kernel tier to use; None: OCTAVO_CPU_ISA's, or all the machine supports.
 
     Raises:
-        ConfigError: another dtype, or OCTAVO_CPU_ISA names no kernel tier.
+        ConfigError: another dtype, or a name that is no kernel tier's.
     """
 
     name = "cpu"
 
-    def __init__(self, dtype: DType, num_threads: int | None = None) -> None:
+    def __init__(
+        self, dtype: DType, num_threads: int | None = None, *, isa: str | None = None
+    ) -> None:
         if dtype not in (DType.F32, DType.BF16):
             raise ConfigError(f"dtype={dtype.value!r} must be 'float32' or 'bfloat16' on the CPU")
         self.dtype = dtype
+        cpus = available_cpus()
         try:
-            self.isa_tiers: list[str] = _cpu.isa_tiers()
+            self._device = _cpu.Device(num_threads or len(cpus), cpus, isa or cpu_isa_cap() or "")
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        cpus = available_cpus()
-        self._device = _cpu.Device(num_threads or len(cpus), cpus)
         self._sampling = CpuSampling(self._device)
 
     @property
     def num_threads(self) -> int:
         return self._device.num_threads
+
+    @property
+    def isa_tiers(self) -> list[str]:
+        """Kernel tiers in force, lowest first; the last is the one that runs."""
+        return self._device.isa_tiers
 
     @property
     def sampling(self) -> SamplingOps:

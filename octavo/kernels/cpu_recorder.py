@@ -137,8 +137,7 @@ def _native_heads(heads: HeadShape) -> _cpu.HeadShape:
 
 
 def _native(function: Callable[..., Any], *args: Any) -> Any:
-    """Call into the program; an argument of the wrong type (a weight of another kind or back end) is
-    our bug like any other."""
+    """Call into the program. A weight of another kind or back end is our bug like any other."""
     try:
         return function(*args)
     except TypeError as error:

@@ -33,7 +33,7 @@ def _siblings(sys_cpu: Path, cpu: int) -> str:
 
 
 def _cgroup_quota(root: Path) -> float | None:
-    """CPUs that the process's cgroup may use (v2 cpu.max, v1 cfs quota), the least on its path; None
+    """CPUs that the process's cgroup may use (v2 cpu.max, v1 cfs quota): the least on its path, None
     without a limit."""
     quotas = []
     for group in _own_groups():
