@@ -1,9 +1,9 @@
 """The ops of the reference back end: plain torch on the CPU. They are the specification.
 
-Each op computes in float64 from its inputs as they are stored and rounds once, to what it returns:
-float32, or the activation format. Nothing is fused and nothing is fast. Rows are computed one at a
-time, on buffers of their own, so that a row cannot depend on how many others there are; attention
-is one query token at a time over exactly the slots that it may see.
+Each op computes in float64 from its inputs as they are stored and rounds what it returns at the
+end: to float32, or to the activation format. Nothing is fused and nothing is fast. Rows are
+computed one at a time, on buffers of their own, so that a row cannot depend on how many others
+there are; attention is one query token at a time over exactly the slots that it may see.
 """
 
 from __future__ import annotations
@@ -142,7 +142,11 @@ class TorchOps(Ops):
 
     def embedding(self, table: Weight, *, scale: float = 1.0) -> Value:
         weight = table.handle.weight
+        need(not table.handle.gated, "a gated weight is no embedding table")
         ids = torch.from_numpy(self._step.token_ids).long()
+        need(
+            bool(((ids >= 0) & (ids < len(weight))).all()), f"a token id is not below {len(weight)}"
+        )
         return self._f32(weight[ids] * scale, Rows.TOKENS)
 
     def select_rows(self, x: Value) -> Value:
@@ -218,8 +222,12 @@ class TorchOps(Ops):
                 k = _normalize(k, norm.k.handle, norm.eps, norm.offset)
             if rope is not None:
                 position = int(self._step.positions[i])
+                need(
+                    position < len(rope.handle[0]), f"position {position} is not in the rope table"
+                )
                 q, k = _rotate(q, rope, position), _rotate(k, rope, position)
             slot = divmod(int(self._step.slot_mapping[kv.group][i]), pages.spec.block_size)
+            need(NULL_BLOCK_ID < slot[0] < len(pages.k), f"token {i} goes to block {slot[0]}")
             pages.k[slot], pages.v[slot] = k.to(pages.k.dtype), v.to(pages.v.dtype)
             q_rows[i] = q.reshape(-1)
         return self._act(q_rows, Rows.TOKENS)
@@ -241,7 +249,7 @@ class TorchOps(Ops):
         group = heads.num_heads // heads.num_kv_heads
         out = torch.empty_like(q.handle.data, dtype=torch.float64)
         for i in range(len(out)):
-            slots = self._visible_slots(i, kv.group, pages.spec.block_size, sliding_window)
+            slots = self._visible_slots(i, kv.group, pages, sliding_window)
             keys, values = pages.k[slots].double(), pages.v[slots].double()  # [S, Hkv, D]
             query = q.handle.data[i].to(torch.float64, copy=True)
             query = query.view(heads.num_kv_heads, group, heads.head_dim)
@@ -250,18 +258,22 @@ class TorchOps(Ops):
         return self._act(out, Rows.TOKENS)
 
     def _visible_slots(
-        self, token: int, group: int, block_size: int, sliding_window: int | None
+        self, token: int, group: int, pages: Pages, sliding_window: int | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(block, offset) of each position that a token attends to, in order."""
-        step = self._step
+        step, block_size = self._step, pages.spec.block_size
         request = int(np.searchsorted(step.query_start, token, side="right")) - 1
         last = int(step.positions[token])
         first = 0 if sliding_window is None else max(0, last - sliding_window + 1)
         positions = np.arange(first, last + 1)
-        blocks = step.block_tables[group][request, positions // block_size]
+        table = step.block_tables[group][request]
         need(
-            bool((blocks != NULL_BLOCK_ID).all()),
-            f"request {request} needs a null block of {group=}",
+            last // block_size < len(table), f"request {request} has a table of {len(table)} blocks"
+        )
+        blocks = table[positions // block_size]
+        need(
+            bool(((blocks > NULL_BLOCK_ID) & (blocks < len(pages.k))).all()),
+            f"request {request} attends to a null or unknown block of {group=}",
         )
         return torch.from_numpy(blocks).long(), torch.from_numpy(positions % block_size)
 

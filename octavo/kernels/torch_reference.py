@@ -85,9 +85,10 @@ def _check_step(step: StepInputs, limits: StepLimits) -> None:
         f"query_start {starts.tolist()} for {requests} requests of {tokens} tokens",
     )
     need(bool((np.diff(starts) > 0).all()), "query_start is not rising")
+    expected = np.repeat(step.seq_lens - starts[1:], np.diff(starts)) + np.arange(tokens)
     need(
-        bool((step.positions[starts[1:] - 1] == step.seq_lens - 1).all()),
-        "a request's last token is not the last of its sequence",
+        bool((step.positions == expected).all()),
+        "a request's positions are not the last ones of its sequence",
     )
     need(bool((np.diff(step.logit_rows) > 0).all()), "logit_rows is not rising")
 

@@ -108,13 +108,11 @@ class Bench:
         chunks: list[Chunk],
         tables: dict[int, np.ndarray],
         *,
-        slots: np.ndarray | None = None,
         acts: dict[Key, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Replay one step. `tables`: request → block ids. `slots`: other than the tables say."""
+        """Replay one step. `tables`: request → block ids."""
         keys = _keys(chunks)
-        if slots is None:
-            slots = np.array([int(tables[r][p // 16]) * 16 + p % 16 for r, p in keys])
+        slots = [int(tables[r][p // 16]) * 16 + p % 16 for r, p in keys]
         block_tables = np.stack([self._windowed(tables[c.request], c.start) for c in chunks])
         step = StepInputs(
             token_ids=np.array([(17 * r + 31 * p) % VOCAB for r, p in keys], dtype=np.int32),
@@ -122,7 +120,7 @@ class Bench:
             query_start=np.cumsum([0, *(c.end - c.start for c in chunks)]).astype(np.int32),
             seq_lens=np.array([c.end for c in chunks], dtype=np.int32),
             block_tables=[block_tables],
-            slot_mapping=[slots.astype(np.int32)],
+            slot_mapping=[np.array(slots, dtype=np.int32)],
             logit_rows=np.array(_logit_rows(keys), dtype=np.int32),
             extra={
                 name: np.stack([self._input(name, width, key, acts) for key in keys])
@@ -155,13 +153,11 @@ class Bench:
         return self._inputs[name, request][position]
 
     def _poison(self) -> None:
-        """Leave NaN in every slot, as an earlier request may have; in the null block's, too."""
+        """Leave NaN in every slot, as an earlier request may have."""
         intruder = len(self.case.lengths)
         table = _empty_table()
         table[0] = 1
-        for first_slot in (16, 0):
-            slots = np.arange(first_slot, first_slot + 16)
-            self.step([Chunk(intruder, 0, 16)], {intruder: table}, slots=slots)
+        self.step([Chunk(intruder, 0, 16)], {intruder: table})
         assert self.lab.cache is not None
         self.lab.cache.copy_blocks([BlockCopy(src=1, dst=b) for b in range(2, NUM_BLOCKS)])
 
