@@ -79,16 +79,16 @@ def latency(
 @engine_options
 def paging(
     engine: EngineConfig,
-    num_requests: Annotated[int, _count("Requests of the trace.")] = 48,
-    input_len: Annotated[int, _count("Mean tokens of a prompt.")] = 64,
-    output_len: Annotated[int, _count("Mean tokens to generate.")] = 64,
+    num_requests: Annotated[int, _count("Requests of the trace.")] = 64,
+    input_len: Annotated[int, _count("Mean tokens of a prompt.")] = 32,
+    output_len: Annotated[int, _count("Mean tokens to generate.")] = 48,
     workload_seed: Seed = 0,
     as_json: Json = False,
     output: Output = None,
 ) -> None:
     """What paging is worth: waste, continuous against static batching, a shared prefix.
 
-    The pool has 256 blocks, so that the trace fills it, unless an option says otherwise.
+    The pool has 96 blocks, so that the trace fills it, unless an option says otherwise.
     """
     from octavo.entrypoints.bench.paging import Occupancy, PagingOptions, run
 
@@ -96,7 +96,7 @@ def paging(
         num_requests=num_requests, input_len=input_len, output_len=output_len, seed=workload_seed
     )
     if (engine.cache.num_gpu_blocks_override, engine.cache.kv_cache_memory_bytes) == (None, None):
-        engine = replace(engine, cache=replace(engine.cache, num_gpu_blocks_override=257))
+        engine = replace(engine, cache=replace(engine.cache, num_gpu_blocks_override=97))
     occupancy = Occupancy()
     _bench(engine, lambda e: run(e, options, occupancy), as_json, output, hooks=[occupancy])
 

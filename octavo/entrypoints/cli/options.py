@@ -103,6 +103,8 @@ def attribute_docs(cls: type) -> dict[str, str]:
     text = inspect.getdoc(cls) or ""
     for line in text.partition("Attributes:\n")[2].splitlines():
         stripped = line.strip()
+        if not stripped:
+            continue
         if not line.startswith(" "):
             break
         if line[4:5] != " ":

@@ -1,0 +1,67 @@
+"""Options come from the configuration's fields, all of them, with their types and help."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from dataclasses import fields
+from typing import Any
+
+from octavo.config.engine import EngineConfig, section_fields
+from octavo.contracts.sampling_params import SamplingParams
+from octavo.entrypoints.cli.options import attribute_docs, engine_options, sampling_options
+
+
+def test_every_engine_field_is_an_option() -> None:
+    got: list[tuple[str, EngineConfig]] = []
+
+    @engine_options
+    def command(x: str, engine: EngineConfig) -> None:
+        got.append((x, engine))
+
+    parameters = inspect.signature(command).parameters
+    names = [f.name for section in fields(EngineConfig) for f in section_fields(section.name)]
+    assert list(parameters) == ["x", *names]
+    defaults = {name: parameters[name].default for name in names}
+    command(x="y", **defaults | {"max_num_seqs": 3})
+    assert got == [("y", EngineConfig.from_flat(max_num_seqs=3))]
+    for name in names:
+        annotation = parameters[name].annotation
+        assert annotation.__metadata__[0].help
+
+
+def test_only_given_sampling_options_arrive() -> None:
+    got: list[dict[str, Any]] = []
+
+    @sampling_options
+    def command(sampling: dict[str, Any]) -> None:
+        got.append(sampling)
+
+    parameters = inspect.signature(command).parameters
+    values = {name: p.default for name, p in parameters.items()}
+    command(**values)
+    command(**values | {"temperature": 0.0, "n": 2, "ignore_eos": False, "stop": ["a"]})
+    assert got == [{}, {"temperature": 0.0, "n": 2, "ignore_eos": False, "stop": ["a"]}]
+    assert set(parameters) <= set(SamplingParams.__struct_fields__)
+
+
+def test_attribute_docs() -> None:
+    docs = attribute_docs(SamplingParams)
+    assert docs["max_tokens"] == "most new tokens; None is as many as fit the model length."
+    documented = set(docs)
+    hints = typing.get_type_hints(SamplingParams)
+    assert documented <= set(hints)
+    assert attribute_docs(object) == {}
+
+    class Example:
+        """Title.
+
+        Attributes:
+            one: first
+                line.
+            two: second.
+
+        Not: this.
+        """
+
+    assert attribute_docs(Example) == {"one": "first line.", "two": "second."}
