@@ -33,7 +33,7 @@ class LlamaConfig:
 
     Attributes:
         max_position: the most positions, rope scaling included.
-        attention_bias: of q, k, v and o. mlp_bias: of gate, up and down.
+        qkv_bias, o_bias, mlp_bias: biases of q, k and v; of o; of gate, up and down.
         tied: the head is the embedding's table.
     """
 
@@ -46,7 +46,8 @@ class LlamaConfig:
     rms_norm_eps: float
     activation: Activation
     rope: RopeParameters
-    attention_bias: bool
+    qkv_bias: bool
+    o_bias: bool
     mlp_bias: bool
     tied: bool
     sliding_window: int | None = None
@@ -58,6 +59,7 @@ class LlamaConfig:
         heads = _read_heads(config, hidden_size)
         max_position = _size(config, "max_position_embeddings")
         rope = read_rope(config, head_dim=heads.head_dim, max_position=max_position)
+        attention_bias = config.bool("attention_bias", False)
         eps = config.float("rms_norm_eps")
         if eps < 0:
             raise config.unsupported(f"rms_norm_eps={eps} must not be negative")
@@ -71,7 +73,8 @@ class LlamaConfig:
             rms_norm_eps=eps,
             activation=config.choice("hidden_act", ACTIVATIONS),
             rope=rope,
-            attention_bias=config.bool("attention_bias", False),
+            qkv_bias=attention_bias,
+            o_bias=attention_bias,
             mlp_bias=config.bool("mlp_bias", False),
             tied=config.bool("tie_word_embeddings", False),
         )
@@ -116,10 +119,10 @@ class LlamaAttention(Attention):
                     f"{name}.v_proj": [kv_size],
                 },
                 config.hidden_size,
-                bias=config.attention_bias,
+                bias=config.qkv_bias,
             ),
             o_proj=RowParallelLinear(
-                f"{name}.o_proj", q_size, config.hidden_size, bias=config.attention_bias
+                f"{name}.o_proj", q_size, config.hidden_size, bias=config.o_bias
             ),
             rope=config.rope,
             sliding_window=config.sliding_window,
