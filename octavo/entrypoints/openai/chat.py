@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.errors import bad_request, json_response
 from octavo.entrypoints.openai.generation import (
     Generation,
@@ -18,7 +19,6 @@ from octavo.entrypoints.openai.generation import (
     usage_of,
 )
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
-from octavo.entrypoints.openai.messages import render_chat
 from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.protocol import CHAT_UNSUPPORTED, ChatCompletionRequest
 from octavo.entrypoints.openai.responses import (

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from octavo.entrypoints.openai.errors import APIError, bad_request
+from octavo.errors import shown
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -69,10 +70,9 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
 
 
 def _unknown_field(name: str, known: list[str]) -> str:
-    short = name if len(name) <= 64 else name[:63] + "…"
-    close = difflib.get_close_matches(short, known, n=1)
+    close = difflib.get_close_matches(name[:64], known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown field {short!r}{hint}"
+    return f"unknown field {shown(name)}{hint}"
 
 
 def _wrong_type(error: msgspec.ValidationError) -> APIError:

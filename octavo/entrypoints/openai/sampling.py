@@ -7,6 +7,7 @@ from typing import Any
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.protocol import GenerationRequest
+from octavo.errors import shown
 
 _SAME_NAME = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"),
@@ -53,7 +54,7 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
             raise bad_request(
-                f"logit_bias has the key {key[:32]!r}, which is no token id", "logit_bias"
+                f"logit_bias has the key {shown(key)}, which is no token id", "logit_bias"
             )
         result[int(key)] = value
     return result

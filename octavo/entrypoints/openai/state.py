@@ -12,6 +12,7 @@ from octavo.entrypoints.openai.admission import Admission
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.tokens import TokenTable
+from octavo.errors import shown
 
 if TYPE_CHECKING:
     from octavo.config.engine import EngineConfig
@@ -100,11 +101,10 @@ class Server:
             return next(iter(self.models.values()))
         model = self.models.get(name)
         if model is None:
-            shown = name if len(name) <= 128 else name[:127] + "…"
             served = ", ".join(self.models)
             raise APIError(
                 404,
-                f"the model {shown!r} does not exist; this server has {served}",
+                f"the model {shown(name)} does not exist; this server has {served}",
                 param="model",
                 code="model_not_found",
             )

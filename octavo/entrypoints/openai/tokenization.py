@@ -6,8 +6,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.errors import bad_request, json_response
-from octavo.entrypoints.openai.messages import render_chat
 from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.protocol import (
     TOKENIZE_UNSUPPORTED,

@@ -28,11 +28,12 @@ from octavo.contracts.messages import (
     SchedulerStats,
 )
 from octavo.contracts.sampling_params import SamplingParams
+from octavo.engine.chat_messages import normal_messages
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.wire import CoreInfo
-from octavo.errors import ChatTemplateError, EngineDeadError
+from octavo.errors import ChatTemplateError, EngineDeadError, RequestError
 from tests.engine.fakes import EOS, ByteTokenizer
 
 BLOCK_SIZE = 16
@@ -56,6 +57,11 @@ class FakeTokenizer(ByteTokenizer):
     ) -> list[int]:
         if not self.has_template:
             raise ChatTemplateError("the model has no chat template; give one", param="messages")
+        if options.get("add_generation_prompt") and options.get("continue_final_message"):
+            raise RequestError("the two exclude each other", param="continue_final_message")
+        messages = normal_messages(messages)
+        if options.get("continue_final_message") and messages[-1]["role"] != "assistant":
+            raise RequestError("not the assistant's", param="continue_final_message")
         if any("RAISE" in m["content"] for m in messages):
             raise ChatTemplateError("Conversation roles must alternate", param="messages")
         if shout:
@@ -117,7 +123,10 @@ class FakeEngine:
             kv_cache_dtype="float32",
         )
         cache = CacheInfo(
-            block_size=BLOCK_SIZE, num_blocks=num_blocks, dtype="float32", enable_prefix_caching=True
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            dtype="float32",
+            enable_prefix_caching=True,
         )
         self.metrics = EngineMetrics(max_model_len=max_model_len, cache=cache)
         self.gate = asyncio.Event()
@@ -162,7 +171,9 @@ class FakeEngine:
         self.metrics.add_requests(request.engine_requests)
         text = self.tokenizer.decode(request.prompt_token_ids)
         for r in request.engine_requests:
-            self._waiting[r.request_id] = _Sequence(r, _script(text, r.sample_index), "FAIL:" in text)
+            self._waiting[r.request_id] = _Sequence(
+                r, _script(text, r.sample_index), "FAIL:" in text
+            )
         self._work.set()
         try:
             while True:
@@ -256,7 +267,9 @@ class FakeEngine:
             self._running[engine_id] = sequence
             prompt = tuple(sequence.request.prompt_token_ids)
             cached[engine_id] = (
-                BLOCK_SIZE * ((len(prompt) - 1) // BLOCK_SIZE) if prompt in self._seen_prompts else 0
+                BLOCK_SIZE * ((len(prompt) - 1) // BLOCK_SIZE)
+                if prompt in self._seen_prompts
+                else 0
             )
             if len(self._seen_prompts) < 64:
                 self._seen_prompts.add(prompt)
@@ -292,7 +305,9 @@ class FakeEngine:
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             num_blocks=self.info.memory_plan.num_blocks,
-            num_used_blocks=sum(math.ceil(s.num_tokens / BLOCK_SIZE) for s in self._running.values()),
+            num_used_blocks=sum(
+                math.ceil(s.num_tokens / BLOCK_SIZE) for s in self._running.values()
+            ),
             step_tokens=step_tokens,
             **self._totals,
         )
@@ -301,9 +316,7 @@ class FakeEngine:
 def _script(text: str, index: int) -> bytes | None:
     if "SAY:" not in text:
         return None
-    said = text.rpartition("SAY:")[2]
-    for end in ("assistant\n", "\n"):  # what the chat template adds
-        said = said.removesuffix(end)
+    said = text.rpartition("SAY:")[2].removesuffix("assistant\n")  # the chat template's
     return said.replace("#", str(index)).encode()
 
 
@@ -361,4 +374,3 @@ def _logprobs(token: int, k: int | None) -> LogprobRows | None:
         logprobs=np.array([[logprob_of(token), *values]], np.float32),
         ranks=np.array([2], np.int32),
     )
-

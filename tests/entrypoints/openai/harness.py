@@ -1,4 +1,4 @@
-"""A real server (uvicorn, loopback) around a fake engine, and a small HTTP client that shows all."""
+"""A real server (uvicorn, loopback) around a fake engine, and a small HTTP client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +80,7 @@ class Running:
         body = {"model": MODEL, "messages": messages, **fields}
         return await self.post("/v1/chat/completions", body)
 
-    async def request(
-        self, method: str, path: str, body: Any, headers: Mapping[str, str]
-    ) -> Reply:
+    async def request(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Reply:
         reader, writer = await self.connect()
         try:
             writer.write(request_bytes(method, path, body, headers))
@@ -109,7 +107,9 @@ class Running:
         for line in text.splitlines():
             if line.startswith("octavo:"):
                 name, value = line.rsplit(" ", 1)
-                key = name.replace(f'model_name="{MODEL}"', "").replace(",}", "}").replace("{,", "{")
+                key = (
+                    name.replace(f'model_name="{MODEL}"', "").replace(",}", "}").replace("{,", "{")
+                )
                 samples[key.replace("{}", "").removeprefix("octavo:")] = float(value)
         return samples
 
@@ -192,10 +192,8 @@ async def chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 async def close(writer: asyncio.StreamWriter) -> None:
     """Close a connection at once."""
     writer.close()
-    try:
+    with suppress(OSError):
         await writer.wait_closed()
-    except OSError:
-        pass
 
 
 def strict_json(data: bytes | str) -> Any:

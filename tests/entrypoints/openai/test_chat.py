@@ -6,7 +6,7 @@ from octavo.contracts.sampling_params import SamplingParams
 from tests.entrypoints.openai.fake_engine import FakeEngine, logprob_of
 from tests.entrypoints.openai.harness import MODEL, serving
 
-TEXT = "Zoë → 你好, 👨‍👩‍👧‍👦 🇫🇷 é 🌶️ end"  # noqa: RUF001
+TEXT = "Zoë → 你好, 👨‍👩‍👧‍👦 🇫🇷 é 🌶️ end"
 
 
 async def test_answer() -> None:
@@ -242,4 +242,3 @@ async def test_a_failing_request_is_an_error() -> None:
         assert events[-1]["error"]["message"] == "this request met an error"
         assert len(events) == 4
         assert (await s.chat()).status == 200
-

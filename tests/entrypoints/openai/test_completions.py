@@ -173,7 +173,9 @@ async def test_echo_alone() -> None:
         assert body["usage"]["completion_tokens"] == 0
         assert body["usage"]["total_tokens"] == 11
         options = {"stream_options": {"include_usage": True}, "stream": True}
-        *events, last = (await s.completion("The capital", max_tokens=0, echo=True, **options)).events
+        *events, last = (
+            await s.completion("The capital", max_tokens=0, echo=True, **options)
+        ).events
         assert texts_of(events) == {0: "The capital"}
         assert last["usage"] == {**body["usage"], "prompt_tokens_details": {"cached_tokens": 0}}
 
@@ -323,4 +325,3 @@ async def test_neighbours_are_not_touched() -> None:
 async def _greedy(s: Running) -> list[int]:
     body = {"model": MODEL, "prompt": "count", "max_tokens": 300, "return_token_ids": True}
     return (await s.post("/v1/completions", body)).json["choices"][0]["token_ids"]
-

@@ -14,7 +14,12 @@ async def test_keys() -> None:
         assert (await s.request("HEAD", "/health", None, {})).status == 200
         wrong = [
             *(None, "", "Bearer", "Bearer ", "Bearer wrong", "Bearer first-ke", "first-key"),
-            *("Basic first-key", "Bearer first-keyy", "Bearer FIRST-KEY", "Bearer first-key second"),
+            *(
+                "Basic first-key",
+                "Bearer first-keyy",
+                "Bearer FIRST-KEY",
+                "Bearer first-key second",
+            ),
         ]
         for path in PATHS:
             for value in wrong:
@@ -66,7 +71,8 @@ async def test_request_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "ok"), [("a", True), ("x" * 128, True), ("x" * 129, False), ("", False), ("a\n", False)]
+    ("value", "ok"),
+    [("a", True), ("x" * 128, True), ("x" * 129, False), ("", False), ("a\n", False)],
 )
 def test_is_request_id(value: str, ok: bool) -> None:
     assert is_request_id(value) is ok

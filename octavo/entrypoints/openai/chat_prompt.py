@@ -1,0 +1,67 @@
+"""From a chat request to the prompt's token ids. `Tokenizer` checks the messages, off the loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from octavo.entrypoints.openai.errors import bad_request
+from octavo.entrypoints.openai.protocol import ChatCompletionRequest, TokenizeRequest
+from octavo.errors import shown
+
+if TYPE_CHECKING:
+    from octavo.entrypoints.openai.state import ServedModel
+
+_OWN_FIELDS = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
+
+
+async def render_chat(
+    request: ChatCompletionRequest | TokenizeRequest, model: ServedModel
+) -> list[int]:
+    """The prompt's token ids.
+
+    `add_generation_prompt` is true unless the final message is to be continued.
+
+    Raises:
+        APIError, RequestError: the messages or the options are wrong, or the template refused them.
+    """
+    go_on = bool(request.continue_final_message)
+    opens = request.add_generation_prompt
+    options: dict[str, Any] = dict(request.chat_template_kwargs or {})
+    for name in _OWN_FIELDS:
+        if name in options:
+            raise bad_request(
+                f"chat_template_kwargs must not hold {name!r}", "chat_template_kwargs"
+            )
+    tools = _tools(request)
+    ids = await model.engine.render_chat(
+        request.messages or [],
+        add_generation_prompt=not go_on if opens is None else opens,
+        continue_final_message=go_on,
+        tools=tools or None,
+        **options,
+    )
+    if request.add_special_tokens:
+        ids = await model.engine.tokenize("") + ids
+    return ids
+
+
+def _tools(request: ChatCompletionRequest | TokenizeRequest) -> list[dict[str, Any]]:
+    """The tools for the template. Raises APIError."""
+    tools = request.tools or []
+    for i, tool in enumerate(tools):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict):
+            raise bad_request(f"tools[{i}] must be of the type 'function' and have one", "tools")
+        if not isinstance(function.get("name"), str):
+            raise bad_request(f"tools[{i}].function.name is missing", "tools")
+    choice = request.tool_choice if isinstance(request, ChatCompletionRequest) else None
+    if choice in (None, "auto"):
+        return tools
+    if choice == "none":
+        return []
+    if not tools:
+        raise bad_request(f"tool_choice={shown(choice)} needs tools", "tool_choice")
+    raise bad_request(
+        f"tool_choice={shown(choice)} is not supported by this server; use 'auto' or 'none'",
+        "tool_choice",
+    )

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.parsing import parse_body, parse_object
+from octavo.entrypoints.openai.protocol import CHAT_UNSUPPORTED, ChatCompletionRequest
+
+
+class Small(msgspec.Struct, kw_only=True):
+    a: int | None = None
+    b: str | None = None
+    c: list[int] | None = None
+
+
+UNSUPPORTED = {"d": (False, {"x": 1})}
+
+
+def test_good() -> None:
+    assert parse_body(b'{"a": 1, "b": null, "d": false}', Small, UNSUPPORTED) == Small(a=1)
+    assert parse_body(b'{"d": {"x": 1}, "z": null}', Small, UNSUPPORTED) == Small()
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        (b'{"a": "1"}', "a", "a: Expected `int`, got `str`"),
+        (b'{"c": [1, "x"]}', "c", "c[1]: Expected `int`"),
+        (b'{"d": true}', "d", "not supported"),
+        (b'{"d": 0}', "d", "not supported"),
+        (b'{"e": 1}', "e", "unknown field 'e'"),
+        (b'{"a": 1e400}', None, "out of range"),
+        (b"[1]", None, "object"),
+        (b"{", None, "not valid JSON"),
+    ],
+)
+def test_bad(body: bytes, param: str | None, words: str) -> None:
+    with pytest.raises(APIError) as caught:
+        parse_body(body, Small, UNSUPPORTED)
+    assert caught.value.status == 400
+    assert caught.value.param == param
+    assert words in caught.value.message
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+fields = st.sampled_from([*ChatCompletionRequest.__struct_fields__, *CHAT_UNSUPPORTED, "zzz"])
+
+
+@given(st.dictionaries(fields, json_values, max_size=6))
+def test_any_json_is_a_request_or_a_400(body: dict[str, object]) -> None:
+    try:
+        request = parse_body(json.dumps(body).encode(), ChatCompletionRequest, CHAT_UNSUPPORTED)
+    except APIError as error:
+        assert error.status == 400
+        msgspec.json.encode(error.body)
+    else:
+        assert isinstance(request.messages, list)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes(body: bytes) -> None:
+    try:
+        assert isinstance(parse_object(body), dict)
+    except APIError as error:
+        assert error.status == 400
