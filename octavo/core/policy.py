@@ -1,0 +1,88 @@
+"""Who goes first: the order of requests, who is preempted, and how far a request that does not fit
+may be overtaken.
+
+One order serves all: waiting requests are admitted from its front, running ones are scheduled from
+its front, and the victim of a preemption is the last running one. So the first running request can
+always take what it needs, and whatever the load, someone gets on. A preempted request returns to
+its place in the order: before all that came later.
+
+Overtaking. A waiting request whose blocks are not free lets requests behind it pass, so that a
+long prompt does not hold up short ones. After MAX_OVERTAKES of them nobody passes any more: the
+blocks that running requests give back collect until it fits, as it must, since a request that
+cannot fit into the empty pool is refused when it comes. So a request waits for at most
+MAX_OVERTAKES admissions behind it and for the running requests to end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
+
+from octavo.core.request import Request
+
+OrderKey = Callable[[Request], tuple[float, ...]]
+
+MAX_OVERTAKES = 32
+"""Admissions behind a request that does not fit, before it holds up all others."""
+
+MAX_PASSED_OVER = 8
+"""Requests that may be found not to fit in one step: each costs a look-up of its prefix."""
+
+
+def _fcfs(request: Request) -> tuple[float, ...]:
+    return (request.arrival_index,)
+
+
+def _priority(request: Request) -> tuple[float, ...]:
+    wire = request.engine_request
+    return (wire.priority, wire.arrival_time, request.arrival_index)
+
+
+ORDERS: Mapping[str, OrderKey] = {"fcfs": _fcfs, "priority": _priority}
+"""Policy → key; the request with the least key goes first."""
+
+
+class RequestQueue:
+    """Requests in the order of a policy.
+
+    Attributes:
+        requests: in order; not to be changed from outside.
+    """
+
+    def __init__(self, order: OrderKey) -> None:
+        self._order = order
+        self.requests: list[Request] = []
+
+    def add(self, request: Request) -> None:
+        """Put a request in its place."""
+        insort(self.requests, request, key=self._order)
+
+    def remove(self, request: Request) -> None:
+        """Take out a request that is here."""
+        index = bisect_left(self.requests, self._order(request), key=self._order)
+        if index == len(self.requests) or self.requests[index] is not request:
+            raise ValueError(f"{request} is not in the queue")
+        del self.requests[index]
+
+
+class PassedOver:
+    """The waiting requests that were found not to fit while a step is built."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def add(self, request: Request) -> None:
+        """This one does not fit."""
+        self._requests.append(request)
+
+    def count_admission(self) -> None:
+        """A request behind all of them was admitted."""
+        for request in self._requests:
+            request.num_overtaken += 1
+
+    @property
+    def holds_up_others(self) -> bool:
+        """Whether nobody behind may be admitted in this step."""
+        return len(self._requests) >= MAX_PASSED_OVER or any(
+            request.num_overtaken >= MAX_OVERTAKES for request in self._requests
+        )

@@ -1,0 +1,486 @@
+"""The scheduler: who computes how many tokens in which step.
+
+A step gives out its token budget, first to running requests, then to waiting ones; prompt chunks,
+decoding, prefix hits, recovery after a preemption and drafts are all "compute the next tokens". A
+step is planned before the results of the one before it are in: `schedule` counts tokens as computed
+and keeps placeholders for those that will be sampled; `update_from_output` settles both, in the
+order of steps. Any number of steps may be in flight up to `pipeline_depth`; nothing here asks how
+many.
+
+What was in flight for a request that is preempted, or that ends, is dropped: its epoch has changed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from octavo.config.sections import SchedulerConfig
+from octavo.contracts.features import Admission, SchedulerHook
+from octavo.contracts.kv_spec import KVCacheConfig
+from octavo.contracts.messages import EngineOutput, EngineRequest, FinishReason, SchedulerStats
+from octavo.contracts.step import BlockIds, RunnerOutput, SchedulerOutput
+from octavo.core.block_hash import BlockHasher, encode_key
+from octavo.core.budget import TokenBudget
+from octavo.core.hooks import HookChain
+from octavo.core.integrity import check_scheduler
+from octavo.core.kv_cache_manager import KVCacheManager, Prefix
+from octavo.core.policy import ORDERS, PassedOver, RequestQueue
+from octavo.core.request import Request, RequestStatus, check_request
+from octavo.core.step_plan import NO_DRAFTS, StepPlan, StepRecord
+from octavo.core.update import settle
+from octavo.errors import RequestError
+
+
+class Scheduler:
+    """Requests, their KV blocks, and the steps they are computed in.
+
+    Args:
+        config: the scheduler's section.
+        kv_cache_config: the pool as planned.
+        max_model_len: most tokens of prompt and output.
+        enable_prefix_caching: let requests begin on blocks that others computed.
+        hooks: core halves of features, asked in this order.
+        hash_secret: key of block hashes, 16…64 bytes (see `block_hash.load_hash_secret`); None
+            draws one, which ends with this process.
+
+    Raises:
+        ConfigError: a KV group that is not supported, a secret of a wrong length.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv_cache_config: KVCacheConfig,
+        *,
+        max_model_len: int,
+        enable_prefix_caching: bool = True,
+        hooks: Sequence[SchedulerHook] = (),
+        hash_secret: bytes | None = None,
+    ) -> None:
+        self._config = config
+        self._hooks = HookChain(hooks)
+        block_size = kv_cache_config.groups[0].spec.block_size
+        extra_keys = self._hooks.extra_hash_keys if hooks else None
+        self._hasher = BlockHasher(hash_secret, block_size, extra_keys)
+        self._kv = KVCacheManager(
+            kv_cache_config,
+            hasher=self._hasher if enable_prefix_caching else None,
+            max_in_flight_tokens=config.max_num_batched_tokens * config.pipeline_depth,
+        )
+        self._caches_prefixes = enable_prefix_caching
+        self._max_model_len = max_model_len
+        # No request may outgrow the pool: it would preempt itself for ever.
+        self._max_len = self._kv.longest_request(max_model_len)
+
+        order = ORDERS[config.scheduling_policy]
+        self._requests: dict[str, Request] = {}
+        self._waiting = RequestQueue(order)
+        self._running = RequestQueue(order)
+        self._in_flight: deque[StepRecord] = deque()
+        self._num_arrivals = 0
+        self._num_steps = 0
+        self._stats = SchedulerStats(num_blocks=self._kv.pool.num_usable_blocks)
+        # What happened since the last step was built, and has yet to be told.
+        self._finished_ids: dict[str, None] = {}
+        self._preempted_ids: dict[str, None] = {}
+        self._outputs: list[EngineOutput] = []
+
+    # ---------------------------------------------------------------- requests come and go
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: its id is in use, its prompt is empty or holds impossible ids, or it can
+                never fit. Nothing has changed then.
+        """
+        request_id = request.request_id
+        if request_id in self._requests or self._hooks.keeps(request_id):
+            raise RequestError(
+                f"request id {request_id!r} is in use; choose another", param="request_id"
+            )
+        check_request(request, self._max_model_len, self._max_len)
+        added = Request(
+            request,
+            arrival_index=self._num_arrivals,
+            num_groups=len(self._kv.groups),
+            max_len=self._max_len,
+        )
+        self._num_arrivals += 1
+        if request.fork_of is not None and not added.skips_prefix_cache:
+            parent = self._requests.get(request.fork_of)
+            if parent is not None and self._have_same_prompt(parent, added):
+                added.parent = parent
+                parent.num_waiting_children += 1
+        self._requests[request_id] = added
+        self._waiting.add(added)
+        self._hooks.added(added)
+
+    def finish_requests(
+        self, request_ids: Iterable[str], reason: FinishReason
+    ) -> list[EngineOutput]:
+        """End requests from outside (the caller went away, a stop string was found). Unknown ids
+        are passed over: they may just have ended."""
+        requests = [self._requests[r] for r in dict.fromkeys(request_ids) if r in self._requests]
+        for request in requests:
+            self._end(request)
+        return [EngineOutput(request_id=r.request_id, finish_reason=reason) for r in requests]
+
+    def update_draft_token_ids(self, drafts: Mapping[str, Sequence[int]]) -> None:
+        """Offer drafts: guesses of the tokens that follow all known ones. They are scheduled, as
+        far as they fit, with the request's next step if nothing of it is in flight then, and are
+        forgotten otherwise. Unknown ids are passed over."""
+        for request_id, token_ids in drafts.items():
+            request = self._requests.get(request_id)
+            if request is not None and not request.is_pooling:
+                request.spec_token_ids = list(token_ids)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self._requests)
+
+    def has_work(self) -> bool:
+        """Whether a step has anything to do: requests, ids that the workers must hear of, or
+        blocks that a hook still keeps."""
+        return bool(self._requests or self._finished_ids or self._hooks.kept)
+
+    # ---------------------------------------------------------------- a step
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan the next step. Everything in it counts as computed from now on.
+
+        A step in which something is scheduled must come back to `update_from_output`, in order.
+        """
+        for request in self._hooks.take_freed():
+            self._kv.free(request)
+        config = self._config
+        budget = TokenBudget(config.max_num_batched_tokens, config.long_prefill_token_threshold)
+        plan = StepPlan(self._num_steps, budget)
+        self._num_steps += 1
+        self._schedule_running(plan)
+        # What was just preempted would only fight with what comes in.
+        if not self._preempted_ids:
+            self._schedule_waiting(plan)
+
+        step = plan.step
+        step.total_num_scheduled_tokens = config.max_num_batched_tokens - budget.remaining
+        step.block_copies = self._kv.take_block_copies()
+        step.finished_request_ids, self._finished_ids = list(self._finished_ids), {}
+        step.preempted_request_ids, self._preempted_ids = list(self._preempted_ids), {}
+        self._hooks.add_step_meta(step)
+        if plan.record.scheduled:
+            plan.record.hashed = self._kv.pool.take_hashed()
+            self._in_flight.append(plan.record)
+        self._stats.step_tokens = step.total_num_scheduled_tokens
+        return step
+
+    def _schedule_running(self, plan: StepPlan) -> None:
+        """Give running requests their tokens, in order; the last ones pay with their blocks."""
+        requests, budget = self._running.requests, plan.budget
+        index = 0
+        while index < len(requests) and budget.remaining:
+            request = requests[index]
+            index += 1
+            num_tokens = num_wanted = request.num_wanted_tokens()
+            if num_wanted <= 0:
+                continue
+            num_behind = len(requests) - index
+            if num_wanted > 1:
+                num_tokens = budget.chunk(num_wanted, num_behind)
+            drafts = NO_DRAFTS
+            if request.spec_token_ids and num_tokens == num_wanted:
+                drafts = request.usable_drafts()[: budget.num_drafts(num_tokens, num_behind)]
+            if self._hooks:
+                num_allowed = self._hooks.clamp(request, num_tokens + len(drafts))
+                drafts = drafts[: max(0, num_allowed - num_tokens)]
+                num_tokens = min(num_tokens, num_allowed)
+                if not num_tokens:
+                    continue
+            num_reached = request.num_computed_tokens + num_tokens + len(drafts)
+            if num_reached > request.num_roomy_tokens:
+                block_ids = self._kv.allocate_slots(request, num_tokens + len(drafts))
+                if block_ids is None:
+                    drafts = NO_DRAFTS
+                    block_ids = self._preempt_for(request, num_tokens)
+                    if block_ids is None:
+                        break
+                if block_ids[0]:
+                    plan.new_block_ids[request.request_id] = block_ids
+            plan.add(request, num_tokens, drafts)
+        plan.close_running()
+
+    def _preempt_for(self, request: Request, num_tokens: int) -> BlockIds | None:
+        """Allocate, preempting from the end of the running requests; None if the request itself
+        was the last. All that run behind it are not in this step yet."""
+        while True:
+            block_ids = self._kv.allocate_slots(request, num_tokens)
+            if block_ids is not None:
+                return block_ids
+            victim = self._running.requests[-1]
+            self._preempt(victim)
+            if victim is request:
+                return None
+
+    def _schedule_waiting(self, plan: StepPlan) -> None:
+        """Admit waiting requests, in order, while there are places, tokens and blocks."""
+        waiting, running = self._waiting.requests, self._running.requests
+        if not waiting:
+            return
+        # Blocks that admitted prompts have not taken yet: admitting by these too would end in
+        # preemptions. Requests that are decoding take what is there.
+        num_reserved = sum(
+            self._kv.num_missing_blocks(request)
+            for request in running
+            if request.num_computed_tokens < request.num_tokens
+        )
+        passed_over = PassedOver()
+        index = 0
+        while (
+            index < len(waiting)
+            and len(running) < self._config.max_num_seqs
+            and plan.budget.remaining
+            and self._kv.num_free_blocks > num_reserved
+            and not passed_over.holds_up_others
+        ):
+            request = waiting[index]
+            verdict, error = self._may_start(request, plan)
+            if verdict is Admission.FAIL:
+                self._outputs.append(self._fail(request, error))
+                continue
+            index += 1
+            if verdict is Admission.WAIT:
+                continue
+            prefix = self._prefix_of(request, num_reserved)
+            if prefix is None:
+                passed_over.add(request)
+            elif self._admit(request, prefix, plan):
+                index -= 1
+                passed_over.count_admission()
+                num_reserved += self._kv.num_missing_blocks(request)
+
+    def _may_start(self, request: Request, plan: StepPlan) -> tuple[Admission, str]:
+        """Whether nothing but room keeps a request waiting, and why if a hook fails it."""
+        parent = request.parent
+        if parent is not None and (
+            parent.status is RequestStatus.WAITING
+            or (
+                parent.status is RequestStatus.RUNNING
+                and plan.computed_before(parent) < parent.num_prompt_tokens
+            )
+        ):
+            return Admission.WAIT, ""
+        return self._hooks.admission(request)
+
+    def _prefix_of(self, request: Request, num_reserved: int) -> Prefix | None:
+        """Where the request begins; None if it does not fit, with all the tokens it knows, into
+        what is free and not reserved."""
+        num_free = self._kv.num_free_blocks - num_reserved
+        parent = request.parent
+        if parent is not None and (
+            parent.status is RequestStatus.RUNNING or parent.fork_source is not None
+        ):
+            prefix = self._kv.fork(parent, request.num_prompt_tokens - 1)
+            if prefix and self._kv.num_blocks_to_admit(request, prefix) <= num_free:
+                return prefix
+        prefix = self._kv.get_computed_blocks(request)
+        return prefix if self._kv.num_blocks_to_admit(request, prefix) <= num_free else None
+
+    def _admit(self, request: Request, prefix: Prefix, plan: StepPlan) -> bool:
+        """Let a waiting request run; False if a hook allows it no token now."""
+        num_wanted = request.num_tokens - prefix.num_tokens
+        num_tokens = plan.budget.chunk(num_wanted)
+        if self._hooks:
+            num_tokens = self._hooks.clamp(request, num_tokens)
+            if not num_tokens:
+                return False
+        block_ids = self._kv.allocate_slots(request, num_tokens, prefix)
+        if block_ids is None:
+            raise RuntimeError(f"{request} was found to fit, and does not")
+        if request.last_admitted_step < 0 and not prefix.is_fork:
+            self._count_prefix(request, prefix)
+        self._waiting.remove(request)
+        self._running.add(request)
+        self._leave_parent(request)
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = prefix.num_tokens
+        request.is_sharing = prefix.num_tokens > 0
+        request.last_admitted_step = plan.record.step_id
+        request.num_overtaken = 0
+        plan.add_new(request, num_tokens, block_ids)
+        return True
+
+    def _count_prefix(self, request: Request, prefix: Prefix) -> None:
+        """Once per prompt, however long it waited and however often it comes back."""
+        request.num_cached_tokens = prefix.num_tokens
+        is_first = request.engine_request.fork_of is None
+        if self._caches_prefixes and is_first and not request.skips_prefix_cache:
+            self._stats.prefix_queries += request.num_prompt_tokens
+            self._stats.prefix_hits += prefix.num_tokens
+
+    # ---------------------------------------------------------------- results
+
+    def update_from_output(self, step: SchedulerOutput, output: RunnerOutput) -> list[EngineOutput]:
+        """Settle a step with its results; steps come in the order in which they were planned.
+
+        Returns:
+            What is new for users, and what happened to their requests since the last call.
+
+        Raises:
+            ValueError: the step is not the oldest in flight, or has more tokens than it asked for.
+        """
+        self._hooks.output(step, output)
+        outputs, self._outputs = self._outputs, []
+        if not step.num_scheduled_tokens:
+            return outputs
+        if not self._in_flight or self._in_flight[0].step_id != step.step_id:
+            raise ValueError(f"step {step.step_id} is not the oldest in flight")
+        record = self._in_flight.popleft()
+        sampled = dict(zip(output.request_ids, output.sampled_token_ids))
+        errors = output.errors
+        if not all(map(sampled.get, step.samples)):
+            errors = {r: "no token was sampled" for r in step.samples if not sampled.get(r)}
+            errors.update(output.errors)
+        if errors:
+            outputs += self._fail_in(record, errors)
+        has_more = output.logprobs or output.prompt_logprobs or output.pooler_outputs
+        rest = output if has_more else None
+        for scheduled in record.scheduled:
+            request = scheduled[0]
+            if scheduled[1] != request.epoch:
+                continue
+            request.num_in_flight_tokens -= scheduled[3]
+            new = settle(scheduled, sampled.get(request.request_id, ()), rest)
+            if new is not None:
+                if not request.has_output:
+                    self._begin_output(request, new)
+                self._stats.generation_tokens += len(new.new_token_ids)
+                if new.finish_reason is not None:
+                    self._end(request)
+                outputs.append(new)
+        return outputs
+
+    def _begin_output(self, request: Request, first: EngineOutput) -> None:
+        """The first output tells how much of the prompt was cached, and the prompt counts."""
+        request.has_output = True
+        first.num_cached_tokens = request.num_cached_tokens
+        if request.engine_request.fork_of is None:
+            self._stats.prompt_tokens += request.num_prompt_tokens
+
+    def _fail_in(self, record: StepRecord, errors: Mapping[str, str]) -> list[EngineOutput]:
+        """Fail requests of a step, before the results of the others are looked at.
+
+        What they computed in this step and later ones is not to be trusted, and they need not
+        exist any more for others to have begun on it. So every hash given since then is dropped,
+        and every request that was admitted since then onto blocks of others starts again; nothing
+        of these was told to anybody yet, because steps are settled in order.
+        """
+        failed = [s[0] for s in record.scheduled if s[0].request_id in errors]
+        if all(request.has_failed for request in failed):
+            return []  # all this was done when they failed; a worker repeats itself until it knows
+        # Those preempted since then as well: coming back only to fail, they would restart others,
+        # and be restarted, again and again.
+        outputs = [
+            self._fail(request, errors[request.request_id])
+            for request in failed
+            if not request.is_finished
+        ]
+        for request in list(self._running.requests):
+            if request.is_sharing and request.last_admitted_step >= record.step_id:
+                self._preempt(request, is_sound=False)
+        for request in self._waiting.requests:
+            if request.parent is not None:
+                request.parent.fork_source = None
+        pool = self._kv.pool
+        for hashed in (record.hashed, *(r.hashed for r in self._in_flight), pool.take_hashed()):
+            for block in hashed:
+                pool.drop_hash(block)
+        return outputs
+
+    # ---------------------------------------------------------------- changes of state
+
+    def _preempt(self, request: Request, *, is_sound: bool = True) -> None:
+        """Take a running request's blocks; it waits, and will be computed again."""
+        if is_sound:
+            self._kv.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens))
+        self._kv.free(request)
+        request.forget_progress()
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        self._running.remove(request)
+        self._waiting.add(request)
+        self._preempted_ids[request.request_id] = None
+        self._stats.num_preemptions += 1
+        self._hooks.preempted(request)
+
+    def _fail(self, request: Request, error: str) -> EngineOutput:
+        request.has_failed = True
+        self._end(request)
+        return EngineOutput(
+            request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error
+        )
+
+    def _end(self, request: Request) -> None:
+        """Take a request out of everything."""
+        is_running = request.status is RequestStatus.RUNNING
+        (self._running if is_running else self._waiting).remove(request)
+        del self._requests[request.request_id]
+        self._finished_ids[request.request_id] = None
+        self._preempted_ids.pop(request.request_id, None)
+        self._leave_parent(request)
+        if not request.has_failed:
+            self._kv.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens))
+            num_shared = request.num_prompt_tokens - 1
+            if request.num_waiting_children and request.num_computed_tokens > num_shared:
+                request.fork_source = self._kv.fork_source_of(request, num_shared)
+        request.status = RequestStatus.FINISHED
+        request.epoch += 1
+        if not self._hooks.finished(request):
+            self._kv.free(request)
+
+    def _leave_parent(self, request: Request) -> None:
+        if request.parent is not None:
+            request.parent.num_waiting_children -= 1
+            request.parent = None
+
+    def _have_same_prompt(self, a: Request, b: Request) -> bool:
+        """Whether their prompts have the same KV."""
+        num_tokens = a.num_prompt_tokens
+        extra = [encode_key(tuple(self._hasher.extra_keys(r, 0, num_tokens))) for r in (a, b)]
+        return extra[0] == extra[1] and (
+            a.engine_request.prompt_token_ids == b.engine_request.prompt_token_ids
+        )
+
+    # ---------------------------------------------------------------- looking at it
+
+    def stats(self) -> SchedulerStats:
+        """A snapshot. `num_blocks` is what requests can hold (the null block apart); completions
+        that name another as their fork's origin do not count their prompt again."""
+        pool = self._kv.pool
+        return msgspec.structs.replace(
+            self._stats,
+            num_running=len(self._running.requests),
+            num_waiting=len(self._waiting.requests),
+            num_used_blocks=pool.num_used_blocks,
+            num_cached_blocks=pool.num_cached_blocks,
+            num_steps=self._num_steps,
+        )
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing done, while requests hold blocks."""
+        return self._kv.reset_prefix_cache()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant is broken. Between steps, not within one."""
+        check_scheduler(
+            requests=self._requests,
+            waiting=self._waiting.requests,
+            running=self._running.requests,
+            kept=self._hooks.kept,
+            in_flight=self._in_flight,
+            kv=self._kv,
+            hasher=self._hasher if self._caches_prefixes else None,
+            max_num_seqs=self._config.max_num_seqs,
+        )
