@@ -115,7 +115,7 @@ class LLMEngine:
             What the requests in it are due (`SamplingParams.output_kind`); may be empty.
 
         Raises:
-            EngineDeadError: the engine cannot go on. Its requests have ended.
+            EngineDeadError: the engine cannot go on; every later call raises it too.
         """
         outputs, self._pending = self._pending, []
         processed = self._output_processor.process_outputs(self.client.get_outputs().outputs)

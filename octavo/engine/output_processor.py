@@ -98,9 +98,7 @@ class OutputProcessor:
                 del self._requests[request_id]
         return result
 
-    def abort_requests(
-        self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT
-    ) -> ProcessedOutputs:
+    def abort_requests(self, request_ids: Iterable[str]) -> ProcessedOutputs:
         """End requests from this side: their last outputs, and what the core must abort. Unknown
         ids are passed over: the request may have ended in the meantime."""
         result = ProcessedOutputs()
@@ -110,7 +108,7 @@ class OutputProcessor:
                 continue
             for completion in request.completions:
                 if not completion.finished:
-                    completion.end(reason)
+                    completion.abort()
                     del self._completions[completion.engine_id]
                     result.to_abort.append(completion.engine_id)
             made = request.make_output()
@@ -171,14 +169,14 @@ class _Completion:
         self.changed = False
         self._detokenizer = make_detokenizer(tokenizer, params)
         self._tokenizer = tokenizer if params.detokenize else None
-        self._pieces: list[str] = []
+        self._pieces: list[str] = []  # of the text; for deltas, of what is not reported yet
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self._cumulative_logprob: float | None = None if params.logprobs is None else 0.0
         self._finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
         self._error: str | None = None
-        self._reported = (0, 0)  # pieces, token ids
+        self._num_reported = 0  # tokens
 
     @property
     def finished(self) -> bool:
@@ -205,20 +203,22 @@ class _Completion:
         self._error = output.error
         return False
 
-    def end(self, reason: FinishReason) -> None:
+    def abort(self) -> None:
         """End it here and now; what the detokenizer withholds is shown."""
         self.changed = True
         self._pieces.append(self._detokenizer.push((), finished=True).text)
-        self._finish_reason = reason
+        self._finish_reason = FinishReason.ABORT
 
     def report(self, delta: bool) -> CompletionOutput:
         """All of it, or what is new since the last report."""
-        pieces, tokens = self._reported if delta else (0, 0)
-        self._reported = len(self._pieces), len(self._token_ids)
+        tokens = self._num_reported if delta else 0
+        self._num_reported = len(self._token_ids)
         self.changed = False
+        text = "".join(self._pieces)
+        self._pieces = [] if delta else [text]
         return CompletionOutput(
             index=self.index,
-            text="".join(self._pieces[pieces:]),
+            text=text,
             token_ids=self._token_ids[tokens:],
             cumulative_logprob=self._cumulative_logprob,
             logprobs=None if self._logprobs is None else self._logprobs[tokens:],

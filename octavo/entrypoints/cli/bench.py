@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from octavo.config.engine import EngineConfig
+from octavo.entrypoints.cli.fetch import fetch_model
 from octavo.entrypoints.cli.options import engine_options
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ app = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_marku
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Output = Annotated[
-    Optional[Path],  # noqa: UP045 (typer evaluates it)
+    Path | None,
     typer.Option(help="Write the JSON to this file, too.", dir_okay=False),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the workload.", min=0)]
@@ -109,8 +110,12 @@ def _bench(
     hooks: Sequence[SchedulerHook] = (),
 ) -> None:
     from octavo.engine.llm_engine import LLMEngine
+    from octavo.worker.memory import format_plan
 
+    fetch_model(config.model)
     with LLMEngine.from_config(config, hooks) as engine:
+        if not as_json:
+            typer.echo(format_plan(engine.info.memory_plan))
         report = run(engine)
     if output is not None:
         output.write_text(report.to_json() + "\n")

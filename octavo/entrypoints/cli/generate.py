@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+import math
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from octavo.config.engine import EngineConfig
+from octavo.entrypoints.cli.fetch import fetch_model
 from octavo.entrypoints.cli.options import engine_options, sampling_options
 from octavo.errors import RequestError
 
@@ -27,7 +29,7 @@ def generate(
     sampling: dict[str, Any],
     engine: EngineConfig,
     chat: Annotated[
-        Optional[bool],  # noqa: UP045 (typer evaluates it)
+        bool | None,
         typer.Option(
             "--chat/--no-chat",
             help="Make each prompt a user's turn of a chat, or complete it as it is. "
@@ -48,6 +50,7 @@ def generate(
     from octavo.entrypoints.llm import LLM
 
     SamplingParams(**sampling)  # a mistake is told before the model is loaded
+    fetch_model(engine.model)
     with LLM.from_engine(LLMEngine.from_config(engine)) as llm:
         params = llm.get_default_sampling_params(**{"max_tokens": _MAX_TOKENS, **sampling})
         as_chat = llm.get_tokenizer().has_chat_template if chat is None else chat
@@ -118,7 +121,7 @@ def _completion_json(completion: CompletionOutput) -> dict[str, Any]:
         values["error"] = completion.error
     if completion.logprobs is not None:
         values["logprobs"] = [
-            {token_id: entry.logprob for token_id, entry in entries.items()}
+            {i: e.logprob if math.isfinite(e.logprob) else None for i, e in entries.items()}
             for entries in completion.logprobs
         ]
     return values

@@ -39,6 +39,7 @@ class Cli:
             return fake_engine(executor={**self.executor, **options}, hooks=hooks)
 
         monkeypatch.setattr(LLMEngine, "from_config", from_config)
+        monkeypatch.setattr("octavo.models.hub.locate_model", lambda *_, **__: Path("here"))
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         """Exit status, stdout, stderr."""
@@ -217,10 +218,12 @@ class TestUsage:
 
 class TestPull:
     @pytest.fixture(autouse=True)
-    def _hub(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def _hub(self, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.calls: list[tuple[str, Any]] = []
 
-        def locate_model(model: str, *, revision: Any = None, progress: Any = None) -> Path:
+        def locate_model(
+            model: str, *, revision: Any = None, weights: bool = True, progress: Any = None
+        ) -> Path:
             self.calls.append((model, revision))
             if progress is not None:
                 progress(10, None)
