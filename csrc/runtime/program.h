@@ -25,10 +25,15 @@ namespace octavo {
 
 enum class Rows : int { kTokens = 0, kLogits = 1 };
 
+// Who may read a value: ops of the residual stream, or those that take activations. The two differ
+// even where both are float32. An external input serves either, by its dtype.
+enum class Format { kResidual, kAct, kInput };
+
 struct ValueInfo {
   Rows rows;
   std::int64_t width;
   DType dtype;
+  Format format;
 };
 
 // A layer of a KV cache, as an op names it.
@@ -104,10 +109,14 @@ class Program {
     double seconds = 0.0;
   };
 
-  int add_value(Rows rows, std::int64_t width, DType dtype, std::int64_t max_rows = -1);
+  int add_value(const ValueInfo& info, std::int64_t max_rows = -1);
+  int add_residual(Rows rows, std::int64_t width);  // float32
+  int add_act(Rows rows, std::int64_t width);
   Value& value(int id);
   Value& read(int id);
-  const Buffer* operand(int id, Rows* rows, std::int64_t width);
+  const ValueInfo& read_residual(int id);
+  const ValueInfo& read_residual(int id, const ValueInfo& like, std::int64_t width);
+  const ValueInfo& read_act(int id, std::int64_t width);
   void add_op(const char* name, Rows rows, int writes, std::function<void(const Task&)> run,
               bool row_local = true, bool skip_by_rows = false);
   void need_scratch(std::int64_t bytes);

@@ -44,26 +44,48 @@ Program::Value& Program::read(int id) {
   return v;
 }
 
-// The activation operand of a linear op.
-const Buffer* Program::operand(int id, Rows* rows, std::int64_t width) {
-  Value& v = read(id);
-  require(v.info.dtype == act_, "a linear op reads values in the activation format only");
-  require(v.info.width == width, "the value's width is not the weight's input size");
-  v.operand = true;
-  *rows = v.info.rows;
-  return &v.buffer;
+const ValueInfo& Program::read_residual(int id) {
+  const ValueInfo& info = read(id).info;
+  require(info.dtype == DType::kF32 && info.format != Format::kAct,
+          "this op reads the residual stream: float32, and no activations");
+  return info;
 }
 
-int Program::add_value(Rows rows, std::int64_t width, DType dtype, std::int64_t max_rows) {
+const ValueInfo& Program::read_residual(int id, const ValueInfo& like, std::int64_t width) {
+  const ValueInfo& info = read_residual(id);
+  require(info.width == width && info.rows == like.rows, "the residual does not match the result");
+  return info;
+}
+
+const ValueInfo& Program::read_act(int id, std::int64_t width) {
+  Value& v = read(id);
+  require(v.info.dtype == act_ && v.info.format != Format::kResidual,
+          "this op reads values in the activation format only");
+  require(v.info.width == width, "the value's width is not what the op reads");
+  v.operand = true;
+  return v.info;
+}
+
+int Program::add_value(const ValueInfo& info, std::int64_t max_rows) {
   require(!finished_, "this program is finished");
-  require(width > 0 && width <= kMaxWidth, "a value's width must be in 1…2^24");
+  require(info.width > 0 && info.width <= kMaxWidth, "a value's width must be in 1…2^24");
   auto v = std::make_unique<Value>();
-  v->info = {rows, width, dtype};
-  v->max_rows = max_rows >= 0           ? max_rows
-                : rows == Rows::kTokens ? rules_.limits.max_tokens
-                                        : rules_.limits.max_logit_rows;
+  v->info = info;
+  if (max_rows < 0) {
+    const bool tokens = info.rows == Rows::kTokens;
+    max_rows = tokens ? rules_.limits.max_tokens : rules_.limits.max_logit_rows;
+  }
+  v->max_rows = max_rows;
   values_.push_back(std::move(v));
   return static_cast<int>(values_.size()) - 1;
+}
+
+int Program::add_residual(Rows rows, std::int64_t width) {
+  return add_value({rows, width, DType::kF32, Format::kResidual});
+}
+
+int Program::add_act(Rows rows, std::int64_t width) {
+  return add_value({rows, width, act_, Format::kAct});
 }
 
 void Program::add_op(const char* name, Rows rows, int writes, std::function<void(const Task&)> run,
@@ -83,7 +105,7 @@ int Program::input(const std::string& name, std::int64_t width, DType dtype) {
     }
     return known->second;
   }
-  const int out = add_value(Rows::kTokens, width, dtype);
+  const int out = add_value({Rows::kTokens, width, dtype, Format::kInput});
   const Buffer* to = &values_[out]->buffer;
   inputs_[name] = out;
   const auto run = [this, name, to, width, dtype](const Task& task) {
@@ -117,7 +139,7 @@ void Program::output(const std::string& name, int x) {
 
 int Program::embedding(std::shared_ptr<PackedTable> table, float scale) {
   rules_.vocab = rules_.vocab ? std::min(rules_.vocab, table->rows()) : table->rows();
-  const int out = add_value(Rows::kTokens, table->columns(), DType::kF32);
+  const int out = add_residual(Rows::kTokens, table->columns());
   const EmbeddingArgs args{table->table(), nullptr, &values_[out]->buffer,
                            static_cast<int>(table->columns()), scale};
   const auto kernel = kernels_->embedding[index(table->dtype())];
@@ -130,7 +152,7 @@ int Program::embedding(std::shared_ptr<PackedLinear> table, float scale) {
   require(!table->gated(), "a gated weight is no embedding table");
   const LinearWeight& w = table->weight();
   rules_.vocab = rules_.vocab ? std::min<std::int64_t>(rules_.vocab, w.n) : w.n;
-  const int out = add_value(Rows::kTokens, w.k, DType::kF32);
+  const int out = add_residual(Rows::kTokens, w.k);
   const EmbeddingArgs args{{}, &w, &values_[out]->buffer, w.k, scale};
   const auto kernel = kernels_->embedding[index(table->dtype())];
   keep(table);
@@ -142,7 +164,7 @@ int Program::select_rows(int x) {
   Value& from = read(x);
   require(from.info.rows == Rows::kTokens, "select_rows reads a value with rows TOKENS");
   const ValueInfo info = from.info;
-  const int out = add_value(Rows::kLogits, info.width, info.dtype);
+  const int out = add_value({Rows::kLogits, info.width, info.dtype, info.format});
   const Buffer* src = &values_[x]->buffer;
   const Buffer* dst = &values_[out]->buffer;
   const std::int64_t item = element_bytes(info.dtype);
@@ -161,16 +183,11 @@ int Program::select_rows(int x) {
 
 int Program::rms_norm(int x, std::shared_ptr<PackedVector> weight, int residual, float eps,
                       float offset) {
-  const ValueInfo info = read(x).info;
-  require(info.dtype == DType::kF32, "rms_norm reads float32");
+  const ValueInfo info = read_residual(x);
   require(weight->size() == info.width, "the norm weight's size is not the value's width");
   const bool adds = residual >= 0;
-  if (adds) {
-    const ValueInfo& r = read(residual).info;
-    require(r.dtype == DType::kF32 && r.width == info.width && r.rows == info.rows,
-            "the residual does not match the normed value");
-  }
-  const int out = add_value(info.rows, info.width, adds ? DType::kF32 : act_);
+  if (adds) read_residual(residual, info, info.width);
+  const int out = adds ? add_residual(info.rows, info.width) : add_act(info.rows, info.width);
   const NormArgs args{&values_[x]->buffer,
                       weight->data(),
                       adds ? &values_[residual]->buffer : nullptr,
@@ -190,35 +207,31 @@ int Program::linear(int x, std::shared_ptr<PackedLinear> weight, int residual) {
   require(weight->dtype() == act_ && !weight->gated(),
           "linear needs a plain weight of act's dtype");
   const LinearWeight& w = weight->weight();
-  Rows rows;
-  const Buffer* a = operand(x, &rows, w.k);
+  const ValueInfo info = read_act(x, w.k);
   const bool adds = residual >= 0;
-  if (adds) {
-    const ValueInfo& r = read(residual).info;
-    require(r.dtype == DType::kF32 && r.width == w.n && r.rows == rows,
-            "the residual does not match the linear op's result");
-  }
-  const int out = add_value(rows, w.n, DType::kF32);
-  const LinearArgs args{a, &w, adds ? &values_[residual]->buffer : nullptr, &values_[out]->buffer};
+  if (adds) read_residual(residual, info, w.n);
+  const int out = add_residual(info.rows, w.n);
+  const LinearArgs args{&values_[x]->buffer, &w, adds ? &values_[residual]->buffer : nullptr,
+                        &values_[out]->buffer};
   const auto kernel = kernels_->linear[index(act_)];
   keep(weight);
   need_scratch(kernels_->gemm_scratch(1));
   if (adds && x != residual) in_place_.emplace_back(residual, out);
-  add_op(adds ? "linear_add" : "linear", rows, out, [=](const Task& task) { kernel(args, task); });
+  add_op(adds ? "linear_add" : "linear", info.rows, out,
+         [=](const Task& task) { kernel(args, task); });
   return out;
 }
 
 int Program::gated_linear(int x, std::shared_ptr<PackedLinear> weight, Activation activation) {
   require(weight->dtype() == act_ && weight->gated(), "gated_linear needs a gated weight");
   const LinearWeight& w = weight->weight();
-  Rows rows;
-  const Buffer* a = operand(x, &rows, w.k);
-  const int out = add_value(rows, w.n / 2, act_);
-  const GatedArgs args{a, &w, &values_[out]->buffer, activation};
+  const ValueInfo info = read_act(x, w.k);
+  const int out = add_act(info.rows, w.n / 2);
+  const GatedArgs args{&values_[x]->buffer, &w, &values_[out]->buffer, activation};
   const auto kernel = kernels_->gated_linear[index(act_)];
   keep(weight);
   need_scratch(kernels_->gemm_scratch(1));
-  add_op("gated_linear", rows, out, [=](const Task& task) { kernel(args, task); });
+  add_op("gated_linear", info.rows, out, [=](const Task& task) { kernel(args, task); });
   return out;
 }
 
@@ -266,14 +279,13 @@ int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const K
             "head norm weights must have head_dim elements");
   }
   group_use(kv.group).stores = true;
-  Rows rows;
-  const Buffer* a = operand(x, &rows, w.k);
+  const Rows rows = read_act(x, w.k).rows;
   require(rows == Rows::kTokens, "qkv_rope_store reads a value with rows TOKENS");
   const std::int64_t raw_rows = std::min<std::int64_t>(
       rules_.limits.max_tokens, pool_->num_threads() == 1 ? 1 : 64 * pool_->num_threads());
-  const int raw = add_value(rows, w.n, DType::kF32, raw_rows);
-  const int out = add_value(rows, heads.num_heads * heads.head_dim, act_);
-  const QkvArgs args{a,
+  const int raw = add_value({rows, w.n, DType::kF32, Format::kResidual}, raw_rows);
+  const int out = add_act(rows, heads.num_heads * heads.head_dim);
+  const QkvArgs args{&values_[x]->buffer,
                      &w,
                      &values_[raw]->buffer,
                      &values_[out]->buffer,
@@ -302,16 +314,14 @@ int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const K
 int Program::attention(int q, const KvLayer& kv, const HeadShape& heads, float scale, int window,
                        float soft_cap) {
   use_kv(kv, heads);
-  const ValueInfo info = read(q).info;
-  require(info.rows == Rows::kTokens && info.dtype == act_ &&
-              info.width == heads.num_heads * heads.head_dim,
-          "attention reads q in the activation format, [T, num_heads * head_dim]");
+  const ValueInfo info = read_act(q, heads.num_heads * heads.head_dim);
+  require(info.rows == Rows::kTokens, "attention reads a value with rows TOKENS");
   require(scale > 0.0f, "the attention scale must be positive");
   require(window >= 0 && soft_cap >= 0.0f, "window and soft_cap must not be negative");
   GroupUse& use = group_use(kv.group);
   use.window = use.attends && (use.window == 0 || window == 0) ? 0 : std::max(use.window, window);
   use.attends = true;
-  const int out = add_value(info.rows, info.width, act_);
+  const int out = add_act(info.rows, info.width);
   const AttentionArgs args{&values_[q]->buffer,
                            &values_[out]->buffer,
                            kv_view(kv, act_),
@@ -330,11 +340,10 @@ int Program::logits(int x, std::shared_ptr<PackedLinear> weight, float scale, fl
   require(weight->dtype() == act_ && !weight->gated(), "logits need a plain weight of act's dtype");
   require(soft_cap >= 0.0f, "soft_cap must not be negative");
   const LinearWeight& w = weight->weight();
-  Rows rows;
-  const Buffer* a = operand(x, &rows, w.k);
+  const Rows rows = read_act(x, w.k).rows;
   require(rows == Rows::kLogits, "logits read a value with rows LOGITS");
-  const int out = add_value(rows, w.n, DType::kF32);
-  const LogitsArgs args{a, &w, &values_[out]->buffer, scale, soft_cap};
+  const int out = add_residual(rows, w.n);
+  const LogitsArgs args{&values_[x]->buffer, &w, &values_[out]->buffer, scale, soft_cap};
   const auto kernel = kernels_->logits[index(act_)];
   keep(weight);
   need_scratch(kernels_->gemm_scratch(1));

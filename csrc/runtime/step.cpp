@@ -33,7 +33,11 @@ void check_requests(const StepArrays& step, std::int64_t num_tokens, std::int64_
     refuse("query_start[-1]", start[num_requests], num_tokens, num_tokens);
   }
   for (std::int64_t b = 0; b < num_requests; ++b) {
-    if (start[b + 1] < start[b]) refuse("query_start step", start[b + 1], start[b], num_tokens);
+    if (start[b + 1] < start[b] || start[b + 1] > num_tokens) {
+      refuse("query_start[" + std::to_string(b + 1) + "]", start[b + 1], start[b], num_tokens);
+    }
+  }
+  for (std::int64_t b = 0; b < num_requests; ++b) {
     for (std::int64_t t = start[b]; t < start[b + 1]; ++t) {
       if (step.positions.data[t] >= step.seq_lens.data[b]) {
         refuse("positions[" + std::to_string(t) + "]", step.positions.data[t], 0,

@@ -19,7 +19,7 @@ from octavo.env import cpu_isa_cap
 from octavo.errors import ConfigError, KernelError
 from octavo.kernels.cpu_recorder import CpuRecorder
 from octavo.kernels.cpu_sampling import CpuSampling
-from octavo.kernels.cpu_threads import available_cpus
+from octavo.kernels.cpu_threads import available_cpus, default_num_threads
 from octavo.kernels.ops import (
     Backend,
     Graph,
@@ -60,7 +60,11 @@ class CpuBackend(Backend):
         self.dtype = dtype
         cpus = available_cpus()
         try:
-            self._device = _cpu.Device(num_threads or len(cpus), cpus, isa or cpu_isa_cap() or "")
+            self._device = _cpu.Device(
+                default_num_threads(cpus) if num_threads is None else num_threads,
+                cpus,
+                isa or cpu_isa_cap() or "",
+            )
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self._sampling = CpuSampling(self._device)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 _SYS_CPU = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
 
 
-def available_cpus(sys_cpu: Path = _SYS_CPU, cgroup: Path = _CGROUP) -> list[int]:
-    """One logical CPU per physical core of the affinity mask, no more than the cgroup's CPU quota
-    (rounded down, at least 1) pays for."""
+def available_cpus(sys_cpu: Path = _SYS_CPU) -> list[int]:
+    """One logical CPU per physical core of the affinity mask."""
     if hasattr(os, "sched_getaffinity"):
         mask = sorted(os.sched_getaffinity(0))
     else:
@@ -19,9 +19,13 @@ def available_cpus(sys_cpu: Path = _SYS_CPU, cgroup: Path = _CGROUP) -> list[int
     cores: dict[str, int] = {}
     for cpu in mask:
         cores.setdefault(_siblings(sys_cpu, cpu), cpu)
-    cpus = sorted(cores.values())
-    quota = _cgroup_quota(cgroup)
-    return cpus if quota is None else cpus[: max(1, int(quota))]
+    return sorted(cores.values())
+
+
+def default_num_threads(cpus: list[int], cgroup: Path = _CGROUP, own: Path = _OWN_CGROUP) -> int:
+    """A thread per CPU, no more than the cgroup's CPU quota (rounded down, at least 1) pays for."""
+    quota = _cgroup_quota(cgroup, own)
+    return len(cpus) if quota is None else max(1, min(len(cpus), int(quota)))
 
 
 def _siblings(sys_cpu: Path, cpu: int) -> str:
@@ -32,11 +36,10 @@ def _siblings(sys_cpu: Path, cpu: int) -> str:
         return str(cpu)
 
 
-def _cgroup_quota(root: Path) -> float | None:
-    """CPUs that the process's cgroup may use (v2 cpu.max, v1 cfs quota): the least on its path, None
-    without a limit."""
+def _cgroup_quota(root: Path, own: Path) -> float | None:
+    """CPUs that the process's cgroup may use (v2 cpu.max, v1 cfs quota), the least on its path."""
     quotas = []
-    for group in _own_groups():
+    for group in _own_groups(own):
         for folder in (root / group, *(root / group).parents):
             if folder != root and root not in folder.parents:
                 break
@@ -44,9 +47,9 @@ def _cgroup_quota(root: Path) -> float | None:
     return min(quotas, default=None)
 
 
-def _own_groups() -> list[str]:
+def _own_groups(own: Path) -> list[str]:
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = own.read_text().splitlines()
     except OSError:
         return []
     groups = []
