@@ -59,7 +59,7 @@ bench: $(S)/octavo model  ## throughput and latency on this machine
 	@$(OCTAVO) bench latency $(ARGS)
 
 model: $(S)/octavo  ## fetch the default model
-	@$(OCTAVO) pull $(MODEL)
+	@path=$$($(OCTAVO) pull $(MODEL)) && echo "==> Model: $$path"
 
 clean:  ## remove the environment and all that was built (the model cache stays)
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis test-artifacts

@@ -96,7 +96,7 @@ def test_every_indirect_dependency_is_locked() -> None:
 def test_nothing_is_locked_in_vain() -> None:
     """Every line that holds here is needed by something, or is the installer itself."""
     installed = {n for n in locked() if locked_version(n) and _installed(n)}
-    assert installed - reachable() <= {"pip"}
+    assert installed - reachable() <= {"pip", "setuptools"}  # a new environment has them
 
 
 def test_the_environment_agrees() -> None:
