@@ -42,6 +42,7 @@ MAX_INTEGER_BITS = 256
 _OBJECT = 256
 _TICKS_PER_CLOCK_CHECK = 32
 _TEXT = (str, bytes)
+_NUMBER = (int, float)
 _GROWING_METHODS = {
     *("center", "expandtabs", "join", "ljust", "rjust", "to_bytes", "translate", "zfill"),
 }
@@ -50,8 +51,11 @@ _GROWING_FILTERS = {
 }
 _UNWANTED_FILTERS = {"pprint", "random", "sum", "urlize", "xmlattr"}
 """Not in chat templates; slow on hostile input, or never the same twice. `sum` is replaced."""
-_LONG_NUMBER = re.compile(r"\d{5}")
-_WIDTH_FROM_VALUE = re.compile(r"%[-+ #0-9.]*\*|\{[^}]*\{")
+_WIDE = re.compile(
+    r"%(?:\([^)]{0,99}\))?[-+ #0-9.]*(?:\d{5}|\*)"  # %99999d, %*d
+    r"|\{[^}]*(?:\d{5}|\{)"  # {:99999}, {:{}}
+)
+"""Formats of a width of five digits or more, or of one that is a value."""
 _TOO_LARGE = "it makes too large a value"
 _NOT_ASCII_NOR_PLANE_15 = re.compile("[^\x00-\x7f\U000f0000-\U000ffffd]")
 
@@ -133,11 +137,8 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         return __self._weighed(super().call(__context, __obj, *operands, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if isinstance(left, int) and isinstance(right, int):
-            bits = abs(left).bit_length()
-            bits = bits * abs(right) if operator == "**" else bits + abs(right).bit_length()
-            if bits > MAX_INTEGER_BITS:
-                raise LimitExceededError(f"{operator} would make too large a number")
+        if isinstance(left, _NUMBER) and isinstance(right, _NUMBER):
+            _check_number(operator, left, right)
         elif operator == "%" and isinstance(left, _TEXT):
             _check_format(left, (right,))
         elif operator == "*":
@@ -277,7 +278,7 @@ def _check_growth(value: Any, factors: Iterable[Any]) -> None:
 
 def _factor(value: Any) -> int:
     """By how much an operand can multiply another one."""
-    if isinstance(value, (int, float)):
+    if isinstance(value, _NUMBER):
         return int(min(abs(value), MAX_VALUE + 1)) if value == value else 1
     if isinstance(value, _TEXT):
         return len(value)
@@ -286,6 +287,14 @@ def _factor(value: Any) -> int:
     if value is None or isinstance(value, (list, tuple, set, frozenset, Undefined)):
         return weight_of(value) // _OBJECT
     raise LimitExceededError(f"it uses {type(value).__name__} where only text and lists may be")
+
+
+def _check_number(operator: str, left: float, right: float) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        bits = abs(left).bit_length()
+        bits = bits * abs(right) if operator == "**" else bits + abs(right).bit_length()
+        if bits > MAX_INTEGER_BITS:
+            raise LimitExceededError(f"{operator} would make too large a number")
 
 
 def _check_replace(text: Any, old: Any, new: Any) -> None:
@@ -298,7 +307,7 @@ def _check_replace(text: Any, old: Any, new: Any) -> None:
 
 def _check_format(template: Any, values: tuple[Any, ...]) -> None:
     text = template if isinstance(template, str) else str(template)
-    if _LONG_NUMBER.search(text) or _WIDTH_FROM_VALUE.search(text):
+    if _WIDE.search(text):
         raise LimitExceededError("it formats to a width of five digits or more, or to a given one")
     num_fields = text.count("%") + text.count("{")
     if len(text) + num_fields * weight_of(values) > MAX_VALUE:
@@ -334,7 +343,7 @@ def _sum_of_numbers(values: Iterable[Any], attribute: str | None = None, start: 
     """Jinja's `sum`, for numbers."""
     if attribute is not None:
         values = [value[attribute] for value in values]
-    if not isinstance(start, (int, float)):
+    if not isinstance(start, _NUMBER):
         raise TypeError("sum is for numbers")
     return sum(values, start)
 

@@ -19,6 +19,8 @@ def map_file(path: Path) -> mmap.mmap:
         WeightsError: the file cannot be read, or is empty.
     """
     try:
+        if not path.is_file():  # a folder, or a pipe that would wait for a writer
+            raise OSError("not a regular file")
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped

