@@ -174,6 +174,7 @@ class Tokenizer:
         )
         if continue_final_message:
             rendered = _cut_open(rendered, marker.end)
+        _check_text(rendered)
         return self._special.encode(rendered, marker)
 
     def _choose_template(self, tools: object) -> ChatTemplate:

@@ -7,10 +7,14 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Core
 
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.detokenizer import Detokenizer, Piece, make_detokenizer
+from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.tokenizer_parts import TokenizerParts
 from tests.engine.fakes import EOS, IM_END, ByteTokenizer
+from tests.engine.tokenizer_lab import byte_level, metaspace, texts
 
 FAMILY = "Zoë → 你好, 👨‍👩‍👧‍👦 🇫🇷 é 🌶️ end"  # user case 4: joined emoji, flags, e + U+0301
 
@@ -100,6 +104,26 @@ class TestCharacters:
     def test_ids_without_bytes_bring_no_text(self) -> None:
         detokenizer = Detokenizer(ByteTokenizer(), SamplingParams())
         assert detokenizer.push([97, 10_000, 98]) == Piece("ab", 3)
+
+
+class TestRealTokenizers:
+    """Over files of both common kinds, the text is what the tokenizer decodes, and streaming does
+    not eat the space that a completion begins with."""
+
+    @pytest.mark.parametrize("core", [byte_level(), metaspace()], ids=["byte-level", "metaspace"])
+    @given(text=texts)
+    def test_text_is_what_the_tokenizer_decodes(self, core: Core, text: str) -> None:
+        parts = TokenizerParts(
+            core=core, bos_token_id=None, eos_token_ids=[2], special_tokens={}, chat_templates={}
+        )
+        tokenizer = Tokenizer(parts)
+        ids = tokenizer.encode_plain(text)
+        detokenizer = Detokenizer(tokenizer, SamplingParams())
+        deltas = [detokenizer.push([i]).text for i in ids]
+        joined = "".join(deltas)
+        whole = tokenizer.decode(ids)
+        assert joined in (whole, f" {whole}")
+        assert joined == b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", "replace")
 
 
 class TestSpecialTokens:
