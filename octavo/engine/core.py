@@ -26,7 +26,7 @@ from octavo.contracts.messages import (
 )
 from octavo.contracts.step import RunnerOutput, SchedulerOutput
 from octavo.core.scheduler import Scheduler
-from octavo.errors import EngineDeadError, OctavoError
+from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.executor.base import Executor
 from octavo.log import get_logger
 
@@ -79,8 +79,13 @@ class EngineCore:
         self._dead: EngineDeadError | None = None
 
     def add_request(self, request: EngineRequest) -> None:
-        """Queue a request. Raises RequestError: duplicate id, or it can never fit."""
+        """Queue a request.
+
+        Raises:
+            RequestError: a duplicate id, it can never fit, or it asks for what there is not.
+        """
         self._ensure_alive()
+        _check_request(request, self.info.vocab_size)
         self.scheduler.add_request(request)
         self._arrivals[request.request_id] = request.arrival_time or time.monotonic()
 
@@ -198,6 +203,29 @@ class EngineCore:
     def _ensure_alive(self) -> None:
         if self._dead is not None:
             raise EngineDeadError(str(self._dead)) from self._dead
+
+
+def _check_request(request: EngineRequest, vocab_size: int) -> None:
+    """What the front end should have seen to: a core does not trust its clients."""
+    params = request.sampling_params
+    if params is None:
+        raise RequestError("a request needs sampling_params", param="sampling_params")
+    if params.seed is None:
+        raise RequestError("the front end must give a seed", param="seed")
+    if request.pooling_params is not None:
+        raise RequestError("pooling_params are not supported yet", param="pooling_params")
+    if request.lora_name is not None:
+        raise RequestError("lora_name is not supported yet", param="lora_name")
+    if request.extras:
+        raise RequestError(f"extras {sorted(request.extras)} are unknown", param="extras")
+    for name in ("prompt_token_ids", "eos_token_ids"):
+        ids = getattr(request, name)
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            wrong = next(i for i in ids if not 0 <= i < vocab_size)
+            raise RequestError(
+                f"{name} holds {wrong}; the model's ids are 0…{vocab_size - 1}", param=name
+            )
+    params.check_vocabulary(vocab_size)
 
 
 def _is_empty(step: SchedulerOutput) -> bool:

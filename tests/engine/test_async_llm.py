@@ -1,0 +1,342 @@
+"""AsyncLLM over a real core process with a tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.config.engine import EngineConfig
+from octavo.contracts.messages import CompletionOutput, RequestOutput
+from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.async_llm import AsyncLLM, _Stream
+from octavo.engine.llm_engine import LLMEngine
+from octavo.errors import (
+    ConfigError,
+    DownloadError,
+    EngineDeadError,
+    MemoryPlanError,
+    ModelError,
+    RequestError,
+)
+from tests.tiny_model import write_tiny_llama
+
+OPTIONS: dict[str, Any] = {
+    "num_threads": 1,
+    "num_gpu_blocks_override": 128,
+    "max_num_seqs": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@asynccontextmanager
+async def running(model: Path, **options: Any) -> AsyncIterator[AsyncLLM]:
+    config = EngineConfig.from_flat(model=str(model), **{**OPTIONS, **options})
+    engine = await AsyncLLM.start(config)
+    try:
+        yield engine
+    finally:
+        await engine.shutdown()
+
+
+def params(**fields: Any) -> SamplingParams:
+    return SamplingParams(
+        **{"max_tokens": 24, "seed": 1, "ignore_eos": True, "logprobs": 2, **fields}
+    )
+
+
+async def collect(engine: AsyncLLM, prompt: Any, p: SamplingParams, name: str) -> RequestOutput:
+    """The whole answer, put together from its deltas where it comes in deltas."""
+    whole: RequestOutput | None = None
+    async for output in engine.generate(prompt, p, name):
+        if whole is None or p.output_kind is not RequestOutputKind.DELTA:
+            whole = output
+            continue
+        whole.finished = output.finished
+        for new in output.outputs:
+            old = next((c for c in whole.outputs if c.index == new.index), None)
+            if old is None:
+                whole.outputs.append(new)
+                continue
+            old.text += new.text
+            old.token_ids += new.token_ids
+            old.logprobs = (old.logprobs or []) + (new.logprobs or [])
+            old.finish_reason, old.stop_reason = new.finish_reason, new.stop_reason
+            old.cumulative_logprob = new.cumulative_logprob
+    assert whole is not None
+    whole.outputs.sort(key=lambda c: c.index)
+    return whole
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    for _ in range(int(seconds / 0.01)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+def offline(model: Path, prompts: list[str], p: SamplingParams) -> list[RequestOutput]:
+    done: dict[str, RequestOutput] = {}
+    with LLMEngine.from_config(EngineConfig.from_flat(model=str(model), **OPTIONS)) as engine:
+        for i, prompt in enumerate(prompts):
+            engine.add_request(str(i), prompt, p)
+        while engine.has_unfinished_requests():
+            done |= {o.request_id: o for o in engine.step() if o.finished}
+    return [done[str(i)] for i in range(len(prompts))]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("kind", list(RequestOutputKind))
+def test_streams_equal_the_offline_answers(
+    model: Path, depth: int, kind: RequestOutputKind
+) -> None:
+    prompts = [f"prompt number {i}: é 你好" for i in range(12)]
+
+    async def main() -> list[RequestOutput]:
+        async with running(model, pipeline_depth=depth) as engine:
+            p = params(n=2, output_kind=kind)
+            jobs = [collect(engine, prompt, p, f"r{i}") for i, prompt in enumerate(prompts)]
+            results = await asyncio.gather(*jobs)
+            assert engine.num_unfinished == 0
+            return results
+
+    for got, expected in zip(asyncio.run(main()), offline(model, prompts, params(n=2))):
+        assert got.outputs == expected.outputs
+        assert got.prompt == expected.prompt
+        assert got.finished
+
+
+def with_engine(model: Path, test: Callable[[AsyncLLM], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        async with running(model, **options) as engine:
+            await test(engine)
+
+    asyncio.run(main())
+
+
+def test_leaving_a_generator_aborts(model: Path) -> None:
+    async def test(engine: AsyncLLM) -> None:
+        for i in range(20):
+            stream = engine.generate("x", params(n=3, max_tokens=400), f"r{i}")
+            async for _ in stream:
+                break
+            await stream.aclose()
+        await until(lambda: engine.stats().num_running == 0)
+        assert engine.num_unfinished == 0
+        assert engine.stats().num_used_blocks == 0
+        assert engine.metrics.aborted["disconnect"] == 60
+        assert engine.metrics.num_tracked == 0
+        assert engine.metrics.stats.num_waiting == 0
+
+    with_engine(model, test)
+
+
+def test_cancelling_the_task_aborts(model: Path) -> None:
+    async def test(engine: AsyncLLM) -> None:
+        job = asyncio.create_task(collect(engine, "x", params(max_tokens=400), "r"))
+        await until(lambda: engine.stats().num_running == 1)
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        await until(lambda: engine.stats().num_running == 0)
+        await collect(engine, "x", params(), "r")  # the id is free again
+
+    with_engine(model, test)
+
+
+def test_abort_gives_a_last_output(model: Path) -> None:
+    async def test(engine: AsyncLLM) -> None:
+        outputs = []
+        async for output in engine.generate("x", params(max_tokens=400), "r"):
+            outputs.append(output)
+            await engine.abort("r")
+        assert outputs[-1].finished
+        assert outputs[-1].outputs[0].finish_reason == "abort"
+        await engine.abort("unknown")
+        await until(lambda: engine.stats().num_used_blocks == 0)
+
+    with_engine(model, test)
+
+
+def test_wrong_requests_harm_nobody(model: Path) -> None:
+    async def test(engine: AsyncLLM) -> None:
+        job = asyncio.create_task(collect(engine, "neighbour", params(), "r"))
+        await asyncio.sleep(0)
+        for prompt in ("", [], [-1], [10**9], {"prompt": 3}, "x" * 10_000, None):
+            with pytest.raises(RequestError):
+                await collect(engine, prompt, params(), "bad")
+        alone = await job
+        assert (await collect(engine, "neighbour", params(), "r")).outputs == alone.outputs
+
+    with_engine(model, test)
+
+
+def test_an_id_in_use_is_refused(model: Path) -> None:
+    async def test(engine: AsyncLLM) -> None:
+        job = asyncio.create_task(collect(engine, "x", params(max_tokens=100), "same"))
+        await until(lambda: engine.num_unfinished == 1)
+        with pytest.raises(RequestError, match="in use"):
+            await collect(engine, "y", params(), "same")
+        assert len((await job).outputs[0].token_ids) == 100
+
+    with_engine(model, test)
+
+
+def test_stop_strings_end_the_core_too(model: Path) -> None:
+    async def test(engine: AsyncLLM) -> None:
+        whole = await collect(engine, "x", params(temperature=0, max_tokens=200), "a")
+        text = whole.outputs[0].text
+        stop = text[5:7]
+        cut = await collect(engine, "x", params(temperature=0, max_tokens=200, stop=stop), "b")
+        assert cut.outputs[0].text == text[: text.find(stop)]
+        assert cut.outputs[0].stop_reason == stop
+        await until(lambda: engine.stats().num_used_blocks == 0)
+        assert engine.metrics.finished["stop"] == 1
+
+    with_engine(model, test)
+
+
+def test_text_helpers(model: Path) -> None:
+    async def test(engine: AsyncLLM) -> None:
+        ids = await engine.tokenize("hé")
+        assert engine.tokenizer.decode(ids) == "hé"
+        chat = await engine.render_chat([{"role": "user", "content": "hi"}])
+        assert engine.tokenizer.decode(chat) == "user: hi\nassistant: "
+        with pytest.raises(RequestError):
+            await engine.render_chat([{"role": 5}])
+
+    with_engine(model, test)
+
+
+def test_prefix_cache_can_be_reset(model: Path) -> None:
+    async def test(engine: AsyncLLM) -> None:
+        prompt = "p" * 40
+        assert (await collect(engine, prompt, params(), "a")).num_cached_tokens == 0
+        assert (await collect(engine, prompt, params(), "b")).num_cached_tokens == 32
+        assert await engine.reset_prefix_cache()
+        assert (await collect(engine, prompt, params(), "c")).num_cached_tokens == 0
+
+    with_engine(model, test)
+
+
+class TestDeath:
+    def test_of_the_core_reaches_everyone(self, model: Path) -> None:
+        async def test(engine: AsyncLLM) -> None:
+            told: list[bool] = []
+            engine.on_dead = lambda: told.append(True)
+            await engine.check_health()
+            jobs = [
+                asyncio.create_task(collect(engine, "x", params(max_tokens=400), f"r{i}"))
+                for i in range(12)
+            ]
+            await until(lambda: engine.stats().num_running > 0)
+            engine._handle.process.kill()
+            results = await asyncio.wait_for(
+                asyncio.gather(*jobs, return_exceptions=True), timeout=2
+            )
+            assert all(isinstance(r, EngineDeadError) for r in results)
+            assert told == [True]
+            with pytest.raises(EngineDeadError, match="-9"):
+                await engine.check_health()
+            with pytest.raises(EngineDeadError):
+                await collect(engine, "x", params(), "later")
+            with pytest.raises(EngineDeadError):
+                await engine.reset_prefix_cache()
+            assert engine.num_unfinished == 0
+            assert engine.metrics.aborted["engine_dead"] == 12
+
+        with_engine(model, test)
+
+    def test_shutdown_drains(self, model: Path) -> None:
+        async def main() -> None:
+            config = EngineConfig.from_flat(model=str(model), **OPTIONS)
+            engine = await AsyncLLM.start(config)
+            job = asyncio.create_task(collect(engine, "x", params(max_tokens=100), "r"))
+            await until(lambda: engine.stats().num_running == 1)
+            stopping = asyncio.create_task(engine.shutdown(drain_seconds=30))
+            await asyncio.sleep(0)
+            with pytest.raises(EngineDeadError, match="shutting down"):
+                await collect(engine, "y", params(), "late")
+            assert len((await job).outputs[0].token_ids) == 100
+            await stopping
+            await engine.shutdown()
+            assert engine._handle.process.returncode == 0
+
+        asyncio.run(main())
+
+    def test_shutdown_without_patience(self, model: Path) -> None:
+        async def main() -> None:
+            config = EngineConfig.from_flat(model=str(model), **OPTIONS)
+            engine = await AsyncLLM.start(config)
+            job = asyncio.create_task(collect(engine, "x", params(max_tokens=450), "r"))
+            await until(lambda: engine.stats().num_running == 1)
+            await engine.shutdown()
+            with pytest.raises(EngineDeadError, match="shut down"):
+                await job
+            assert engine._handle.process.returncode == 0
+
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"num_gpu_blocks_override": 4, "max_model_len": 512}, MemoryPlanError),
+        ({"max_model_len": 100_000}, ConfigError),
+    ],
+)
+def test_what_cannot_start_raises_its_own_error(
+    model: Path, options: dict[str, Any], error: type[Exception]
+) -> None:
+    async def main() -> None:
+        await AsyncLLM.start(EngineConfig.from_flat(model=str(model), **{**OPTIONS, **options}))
+
+    with pytest.raises(error, match="max_model_len"):
+        asyncio.run(main())
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        await AsyncLLM.start(EngineConfig.from_flat(model=str(tmp_path / "nothing")))
+
+    with pytest.raises((DownloadError, ModelError), match="nothing"):
+        asyncio.run(main())
+
+
+def test_a_slow_reader_gets_joined_deltas() -> None:
+    def delta(index: int, text: str, ids: list[int], reason: str | None = None) -> RequestOutput:
+        completion = CompletionOutput(index=index, text=text, token_ids=ids, finish_reason=reason)
+        return RequestOutput(
+            request_id="r",
+            prompt=None,
+            prompt_token_ids=[1],
+            outputs=[completion],
+            finished=reason is not None,
+        )
+
+    async def main() -> None:
+        stream = _Stream(RequestOutputKind.DELTA)
+        stream.put(delta(1, "x", [7]))
+        stream.put(delta(0, "a", [1]))
+        stream.put(delta(0, "b", [2, 3]))
+        stream.put(delta(1, "", [], "stop"))
+        stream.fail(EngineDeadError("gone"))
+        output = await stream.get()
+        assert output.finished
+        assert [(c.index, c.text, c.token_ids, c.finish_reason) for c in output.outputs] == [
+            (0, "ab", [1, 2, 3], None),
+            (1, "x", [7], "stop"),
+        ]
+        with pytest.raises(EngineDeadError):
+            await stream.get()
+
+    asyncio.run(main())

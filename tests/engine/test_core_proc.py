@@ -1,0 +1,276 @@
+"""The core process on its socket, spoken to frame by frame: what it survives, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.config.engine import EngineConfig
+from octavo.contracts.codec import Encoder
+from octavo.contracts.messages import EngineOutput, EngineRequest, FinishReason
+from octavo.contracts.sampling_params import SamplingParams
+from octavo.engine import wire
+from octavo.engine.core_launch import CoreHandle
+from tests.tiny_model import write_tiny_llama
+
+ENCODER = Encoder()
+
+
+class Client:
+    """A front end that does just what it is told."""
+
+    def __init__(self, handle: CoreHandle) -> None:
+        self.handle = handle
+
+    def send(self, message: wire.ToCore) -> None:
+        self.send_raw(ENCODER.encode(message))
+
+    def send_raw(self, frame: bytes) -> None:
+        self.handle.socket.send_multipart([self.handle.identity, frame])
+
+    def receive(self, kind: type) -> wire.FromCore:
+        """The next message of a kind; others are passed over."""
+        while self.handle.socket.poll(20_000):
+            message = wire.from_core_decoder.decode(self.handle.socket.recv_multipart()[1])
+            if isinstance(message, kind):
+                return message
+        raise AssertionError(f"no {kind.__name__} in 20 s")
+
+    def start(self, config: EngineConfig, path: Path) -> None:
+        self.receive(wire.Hello)
+        self.send(wire.Start(config=config, model_path=str(path)))
+
+    def add(self, request: EngineRequest, envelope: str | None = None) -> None:
+        body = msgspec.Raw(ENCODER.encode(request))
+        self.send(wire.Add(request_id=envelope or request.request_id, request=body))
+
+    def outputs(self, request_id: str) -> list[EngineOutput]:
+        """All outputs of a request until it ends."""
+        seen: list[EngineOutput] = []
+        while not seen or seen[-1].finish_reason is None:
+            message = self.receive(wire.Outputs)
+            assert isinstance(message, wire.Outputs)
+            seen += [o for o in message.outputs.outputs if o.request_id == request_id]
+        return seen
+
+
+def request(request_id: str, **fields: object) -> EngineRequest:
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, seed=0)
+    values = {"prompt_token_ids": [1, 2, 3], "sampling_params": params, **fields}
+    return EngineRequest(request_id=request_id, **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def client(model: Path) -> Iterator[Client]:
+    handle = CoreHandle()
+    client = Client(handle)
+    client.start(EngineConfig.from_flat(num_threads=1, num_gpu_blocks_override=64), model)
+    ready = client.receive(wire.Ready)
+    assert isinstance(ready, wire.Ready)
+    assert ready.info.vocab_size == 257
+    yield client
+    assert handle.close() == 0
+
+
+def is_alive(client: Client) -> None:
+    """The core answers a new request, and has no block in use after it."""
+    client.add(request("probe"))
+    outputs = client.outputs("probe")
+    assert sum(len(o.new_token_ids) for o in outputs) == 4
+    while True:
+        message = client.receive(wire.Outputs)  # the heartbeat of an idle core
+        assert isinstance(message, wire.Outputs)
+        if not message.outputs.outputs and message.outputs.stats is not None:
+            assert message.outputs.stats.num_running == 0
+            assert message.outputs.stats.num_used_blocks == 0
+            return
+
+
+class TestHostileFrames:
+    @pytest.mark.parametrize(
+        "frame",
+        [
+            b"",
+            b"\xc1",
+            b"\x93\x01\x02",
+            b"x" * 100_000,
+            b"\x81" * 100_000,
+            msgspec.msgpack.encode({"type": "add"}),
+            msgspec.msgpack.encode({"type": "add", "request_id": 5, "request": {}}),
+            msgspec.msgpack.encode({"type": "nonsense"}),
+            msgspec.msgpack.encode({"type": "abort", "request_ids": "abc"}),
+            msgspec.msgpack.encode({"type": "abort", "request_ids": ["unknown"] * 10}),
+            msgspec.msgpack.encode({"type": "start", "model_path": "x"}),
+            msgspec.msgpack.encode({"type": "call", "call_id": "x", "method": "x"}),
+        ],
+    )
+    def test_are_dropped(self, client: Client, frame: bytes) -> None:
+        client.send_raw(frame)
+        is_alive(client)
+
+    def test_a_second_start_is_dropped(self, client: Client, model: Path) -> None:
+        client.send(wire.Start(config=EngineConfig(), model_path=str(model)))
+        is_alive(client)
+
+    @settings(max_examples=30)
+    @given(st.data())
+    def test_no_mutation_harms(self, client: Client, data: st.DataObject) -> None:
+        frame = bytearray(
+            ENCODER.encode(
+                wire.Add(request_id="m", request=msgspec.Raw(ENCODER.encode(request("m"))))
+            )
+        )
+        for _ in range(data.draw(st.integers(1, 4))):
+            frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+        client.send_raw(bytes(frame[: data.draw(st.integers(0, len(frame)))]))
+        client.send(wire.Abort(request_ids=["m"]))
+        client.add(request("after"))
+        assert client.outputs("after")[-1].finish_reason is FinishReason.LENGTH
+        client.send(wire.Abort(request_ids=["m"]))
+
+    def test_methods_are_a_short_list(self, client: Client) -> None:
+        client.send(wire.Call(call_id=1, method="shutdown"))
+        assert client.receive(wire.Result) == wire.Result(
+            call_id=1, error="unknown method 'shutdown'"
+        )
+
+
+class TestRefusedRequests:
+    @pytest.mark.parametrize(
+        ("bad", "text"),
+        [
+            (request("bad", prompt_token_ids=[]), "prompt"),
+            (request("bad", prompt_token_ids=[1] * 2000), "max_model_len"),
+            (request("bad", prompt_token_ids=[-1]), "-1"),
+            (request("bad", prompt_token_ids=[257]), "257"),
+            (request("bad", prompt_token_ids=[2**62]), str(2**62)),
+            (request("bad", sampling_params=None), "sampling_params"),
+            (request("bad", lora_name="x"), "lora"),
+        ],
+    )
+    def test_fail_alone(self, client: Client, bad: EngineRequest, text: str) -> None:
+        client.add(bad)
+        (output,) = client.outputs("bad")
+        assert output.finish_reason is FinishReason.ERROR
+        assert output.error is not None
+        assert text in output.error
+        is_alive(client)
+
+    def test_wrong_envelope(self, client: Client) -> None:
+        client.add(request("inside"), envelope="outside")
+        (output,) = client.outputs("outside")
+        assert output.finish_reason is FinishReason.ERROR
+        is_alive(client)
+
+    def test_wrong_body(self, client: Client) -> None:
+        client.send(wire.Add(request_id="w", request=msgspec.Raw(b"\x01")))
+        (output,) = client.outputs("w")
+        assert output.finish_reason is FinishReason.ERROR
+        is_alive(client)
+
+    def test_duplicate_id_leaves_the_first_alone(self, client: Client) -> None:
+        params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, seed=0)
+        client.add(request("twice", sampling_params=params))
+        client.add(request("twice", sampling_params=params))
+        # The error carries the id of both; what counts is that the core goes on.
+        client.send(wire.Abort(request_ids=["twice"]))
+        is_alive(client)
+
+
+class TestEnds:
+    def test_what_cannot_start_says_why(self, tmp_path: Path) -> None:
+        handle = CoreHandle()
+        client = Client(handle)
+        client.start(EngineConfig(), tmp_path / "nothing-here")
+        failed = client.receive(wire.Failed)
+        assert isinstance(failed, wire.Failed)
+        assert "nothing-here" in failed.message
+        assert handle.close() == 1
+
+    def test_signals_are_the_front_ends_business(self, client: Client) -> None:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            client.handle.process.send_signal(signum)
+        is_alive(client)
+
+    def test_it_ends_with_its_front_end(self, model: Path) -> None:
+        """kill -9 of the front end, with a request running: the core is gone within 5 s."""
+        code = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.engine.test_core_proc import *
+handle = CoreHandle()
+client = Client(handle)
+client.start(EngineConfig.from_flat(num_threads=1, num_gpu_blocks_override=64), {str(model)!r})
+client.receive(wire.Ready)
+params = SamplingParams(max_tokens=500, ignore_eos=True, seed=0)
+client.add(request("long", sampling_params=params))
+client.receive(wire.Outputs)
+print(handle.process.pid, handle._folder, flush=True)
+time.sleep(60)
+"""
+        front = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert front.stdout is not None
+        pid, folder = front.stdout.readline().split()
+        front.kill()
+        front.wait()
+        front.stdout.close()
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and _runs(int(pid)):
+            time.sleep(0.05)
+        assert not _runs(int(pid))
+        for leftover in Path(folder).iterdir():
+            leftover.unlink()
+        Path(folder).rmdir()
+
+    def test_close_is_quick_and_leaves_nothing(self, model: Path) -> None:
+        handle = CoreHandle()
+        client = Client(handle)
+        client.start(EngineConfig.from_flat(num_threads=1, num_gpu_blocks_override=64), model)
+        client.receive(wire.Ready)
+        assert handle.close() == 0
+        assert handle.close() == 0
+        assert not handle._folder.exists()
+
+    def test_killed(self, model: Path) -> None:
+        handle = CoreHandle()
+        statuses: list[int] = []
+        handle.watch(statuses.append)
+        handle.process.kill()
+        assert handle.close() == -9
+        deadline = time.monotonic() + 5
+        while not statuses and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert statuses == [-9]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_the_socket_is_private() -> None:
+    handle = CoreHandle()
+    try:
+        assert handle._folder.stat().st_mode & 0o777 == 0o700
+        assert handle.socket.getsockopt(zmq.LAST_ENDPOINT).startswith(b"ipc://")
+    finally:
+        handle.close()
