@@ -23,7 +23,6 @@ from octavo.models.files import ModelFiles
 if TYPE_CHECKING:
     from octavo.engine.tokenizer_parts import TokenizerParts
 
-_RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 _BYTE_TOKEN_LENGTH = len("<0x00>")
 
 
@@ -150,8 +149,7 @@ class Tokenizer:
                 "them to false",
                 param="continue_final_message",
             )
-        reserved = {*_RESERVED, *self._special_tokens} & kwargs.keys()
-        if reserved:
+        if reserved := self._special_tokens.keys() & kwargs.keys():
             raise RequestError(
                 f"{', '.join(sorted(reserved))} cannot be a variable of the chat template",
                 param="chat_template_kwargs",
