@@ -149,8 +149,10 @@ class EngineCore:
             self._note_scheduled(step)
             self._in_flight.append((step, self._submit(step)))
         if self._in_flight:
-            step, future = self._in_flight.popleft()
-            outputs += self.scheduler.update_from_output(step, self._result_of(step, future))
+            step, future = self._in_flight[0]
+            result = self._result_of(step, future)  # Ctrl-C in here loses nothing
+            self._in_flight.popleft()
+            outputs += self.scheduler.update_from_output(step, result)
         elif not outputs and self.scheduler.has_unfinished_requests():
             time.sleep(_IDLE_WAIT_SECONDS)
         if self._check_integrity:

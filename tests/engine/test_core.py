@@ -273,6 +273,23 @@ class TestFailures:
             EngineCore(EngineConfig(), executor)
         assert executor.num_shutdowns == 1
 
+    def test_an_interrupted_wait_loses_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        core, _ = make(pipeline_depth=2)
+        core.add_request(request("a"))
+        core.step()
+
+        def result(future: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("concurrent.futures.Future.result", result)
+            with pytest.raises(KeyboardInterrupt):
+                core.step()
+        fresh, _ = make()
+        fresh.add_request(request("a"))
+        first = token_ids(run(fresh)["a"])
+        assert token_ids(run(core)["a"]) == first[1:]
+
     def test_shutdown(self) -> None:
         core, executor = make(pipeline_depth=2)
         core.add_request(request("a"))
