@@ -33,6 +33,7 @@ async def render_chat(
                 f"chat_template_kwargs must not hold {name!r}", "chat_template_kwargs"
             )
     tools = _tools(request)
+    await model.check_num_chars(sum(map(_num_chars, request.messages or ())), "messages")
     ids = await model.engine.render_chat(
         request.messages or [],
         add_generation_prompt=not go_on if opens is None else opens,
@@ -43,6 +44,16 @@ async def render_chat(
     if request.add_special_tokens:
         ids = await model.engine.tokenize("") + ids
     return ids
+
+
+def _num_chars(message: dict[str, Any]) -> int:
+    """Characters of a message's text, whatever else is in it."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, list) else []
+    texts = (part.get("text") for part in parts if isinstance(part, dict))
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def _tools(request: ChatCompletionRequest | TokenizeRequest) -> list[dict[str, Any]]:

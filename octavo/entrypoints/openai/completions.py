@@ -64,10 +64,12 @@ async def create_completion(call: Call) -> Response | EventStream:
         prompt_logprobs=request.logprobs if request.echo else None,
     )
     special = request.add_special_tokens is not False
-    ids = [
-        await model.engine.tokenize(p, add_special_tokens=special) if isinstance(p, str) else p
-        for p in prompts
-    ]
+    ids = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            await model.check_num_chars(len(prompt), "prompt")
+            prompt = await model.engine.tokenize(prompt, add_special_tokens=special)
+        ids.append(prompt)
     generation = prepare(ids)
     echoes = await _echoes(request, model, prompts) if request.echo else [""] * len(prompts)
     completion = _Completion(request, generation, echoes, prompt_only=prompt_only)

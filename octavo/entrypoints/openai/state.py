@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -12,7 +13,7 @@ from octavo.entrypoints.openai.admission import Admission
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.tokens import TokenTable
-from octavo.errors import shown
+from octavo.errors import PromptTooLongError, shown
 
 if TYPE_CHECKING:
     from octavo.config.engine import EngineConfig
@@ -62,6 +63,7 @@ class ServedModel:
         self.tokens = TokenTable(engine.tokenizer)
         self.defaults = engine.default_sampling_params()
         self.created = int(time.time())
+        self._longest_token: int | None = None
 
     @property
     def max_model_len(self) -> int:
@@ -69,6 +71,21 @@ class ServedModel:
         limit = self.engine.config.model.max_model_len
         assert limit is not None
         return limit
+
+    async def check_num_chars(self, num_chars: int, param: str) -> None:
+        """Refuse, before it is tokenized, a text that cannot fit: tokenizing 10 MB takes many
+        seconds. Raises PromptTooLongError."""
+        limit = self.max_model_len
+        if num_chars <= limit:
+            return
+        if self._longest_token is None:
+            self._longest_token = await asyncio.to_thread(self.tokens.longest)
+        if num_chars > limit * self._longest_token:
+            raise PromptTooLongError(
+                f"the prompt has {num_chars} characters, more than max_model_len={limit} tokens "
+                f"of at most {self._longest_token} bytes can hold; shorten it",
+                param=param,
+            )
 
 
 @dataclass

@@ -50,6 +50,12 @@ class TokenTable:
                 return Spelling(data, None)
 
         self.spell = spell
+        self._tokenizer = tokenizer
+
+    def longest(self) -> int:
+        """Bytes of the longest token; looks at all of them."""
+        tokenizer = self._tokenizer
+        return max(1, *(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)))
 
     def offsets(self, *, skip_special_tokens: bool, start: int = 0) -> TextOffsets:
         """A running count of characters, for `text_offset`."""

@@ -147,6 +147,27 @@ async def test_the_models_length(stream: bool) -> None:
             assert (max_tokens != 5) or "max_tokens=5" in reply.error["message"]
 
 
+async def test_texts_that_cannot_fit_are_not_tokenized() -> None:
+    class Engine(FakeEngine):
+        async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            raise AssertionError("it was tokenized")
+
+    long = "x" * (64 * len("<|im_start|>") + 1)
+    parts = [{"type": "text", "text": long[:-9]}, {"type": "text", "text": long[-9:]}]
+    async with serving(Engine(max_model_len=64)) as s:
+        for reply in (
+            await s.completion(long),
+            await s.completion(["SAY:x" * 999, long], stream=True),
+            await s.chat(long),
+            await s.chat(parts),
+            await s.post("/tokenize", {"prompt": long}),
+            await s.post("/tokenize", {"messages": [{"role": "user", "content": long}]}),
+        ):
+            assert reply.status == 400
+            assert reply.error["code"] == "context_length_exceeded"
+        assert s.engine.rendered == []
+
+
 async def test_the_default_length() -> None:
     async with serving() as s:
         assert (await s.completion("count")).json["usage"]["completion_tokens"] == 16

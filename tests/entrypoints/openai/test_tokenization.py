@@ -12,7 +12,7 @@ async def test_tokenize() -> None:
         reply = await s.post("/tokenize", {"prompt": "éa", "return_token_strs": True})
         assert reply.json["token_strs"] == ["bytes:\\xc3", "bytes:\\xa9", "a"]
         assert (await s.post("/tokenize", {"prompt": ""})).json["count"] == 0
-        assert (await s.post("/tokenize", {"prompt": "x" * 1000})).json["count"] == 1000
+        assert (await s.post("/tokenize", {"prompt": "x" * 600})).json["count"] == 600
 
 
 async def test_special_tokens() -> None:
