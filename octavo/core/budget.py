@@ -37,9 +37,3 @@ class TokenBudget:
     def num_drafts(self, num_tokens: int, num_behind: int) -> int:
         """How many drafts fit beside the `num_tokens` tokens of the same request."""
         return max(0, self.remaining - num_tokens - num_behind)
-
-    def spend(self, num_tokens: int) -> None:
-        """Tokens were scheduled."""
-        if num_tokens > self.remaining:
-            raise ValueError(f"{num_tokens} tokens scheduled, {self.remaining} were left")
-        self.remaining -= num_tokens

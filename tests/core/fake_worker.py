@@ -331,7 +331,11 @@ class Answer:
 
 
 class FakeCore:
-    """A scheduler, a fake worker, and up to `depth` steps in flight. Checks after every event."""
+    """A scheduler, a fake worker, and up to `depth` steps in flight. Checks after every event.
+
+    Attributes:
+        watch: called with every step that was planned.
+    """
 
     def __init__(
         self,
@@ -373,6 +377,7 @@ class FakeCore:
         self.steps: list[SchedulerOutput] = []
         self.sent: dict[str, EngineRequest] = {}
         self.answers: dict[str, Answer] = {}
+        self.watch: Callable[[SchedulerOutput], None] = lambda step: None
         self._writers: dict[tuple[int, int], tuple[Request, int]] = {}
 
     # ---------------------------------------------------------------- events
@@ -403,15 +408,14 @@ class FakeCore:
 
     def schedule(self) -> SchedulerOutput:
         """Plan a step and send it off."""
-        free_before = self.scheduler._kv.num_free_blocks
         step = self.scheduler.schedule()
         self.scheduler.check_integrity()
         assert step.total_num_scheduled_tokens <= self.budget
         assert not (step.preempted_request_ids and step.new_requests)
         assert len(step.samples) == len(set(step.samples))
-        assert free_before >= 0
         if step.num_scheduled_tokens:
             self._check_writers()
+        self.watch(step)
         if step.num_scheduled_tokens or step.finished_request_ids or step.preempted_request_ids:
             self.in_flight.append(step)
             self.steps.append(step)

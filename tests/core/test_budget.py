@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.core.budget import TokenBudget
+
+
+@pytest.mark.parametrize(
+    ("remaining", "threshold", "wanted", "behind", "given_out"),
+    [
+        (100, 0, 30, 0, 30),
+        (100, 0, 300, 0, 100),
+        (100, 0, 300, 10, 90),  # one token stays for each of those behind
+        (100, 7, 300, 10, 7),
+        (100, 7, 1, 200, 1),
+        (5, 0, 300, 50, 1),  # but the first one goes on
+        (0, 0, 1, 0, 0),
+        (0, 0, 9, 0, 0),
+    ],
+)
+def test_chunks(remaining: int, threshold: int, wanted: int, behind: int, given_out: int) -> None:
+    assert TokenBudget(remaining, threshold).chunk(wanted, behind) == given_out
+
+
+def test_drafts_take_only_what_nobody_else_needs() -> None:
+    budget = TokenBudget(10, 0)
+    assert budget.num_drafts(1, 0) == 9
+    assert budget.num_drafts(1, 6) == 3
+    assert budget.num_drafts(1, 20) == 0
+
+
+@given(
+    st.integers(1, 50),
+    st.integers(0, 20),
+    st.lists(st.integers(1, 60), min_size=1, max_size=20),
+)
+def test_all_get_a_token_where_there_is_one_for_each(
+    num_tokens: int, threshold: int, wanted: list[int]
+) -> None:
+    budget = TokenBudget(num_tokens, threshold)
+    chunks = []
+    for i, count in enumerate(wanted):
+        chunk = budget.chunk(count, len(wanted) - i - 1)
+        budget.remaining -= chunk
+        chunks.append(chunk)
+    assert sum(chunks) <= num_tokens
+    assert sum(c > 0 for c in chunks) == min(num_tokens, len(wanted))
+    assert all(c <= w and (not threshold or c <= threshold) for c, w in zip(chunks, wanted))
