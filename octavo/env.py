@@ -2,6 +2,7 @@
 
     OCTAVO_HOME        cache folder of models and state (default: XDG cache home / octavo)
     OCTAVO_CPU_ISA     caps the CPU kernel tier: scalar, avx2, avx512, avx512_vnni, avx512_bf16
+    OCTAVO_API_KEY     keys of `octavo serve`, separated by commas
     OCTAVO_LOG_LEVEL   level of the log on stderr (default WARNING)
     OCTAVO_CHECK       1: check the scheduler's invariants after every step (the tests do)
 
@@ -25,6 +26,12 @@ def octavo_home() -> Path:
 def cpu_isa_cap() -> str | None:
     """The tier that OCTAVO_CPU_ISA allows at most, or None."""
     return os.environ.get("OCTAVO_CPU_ISA") or None
+
+
+def api_keys() -> list[str]:
+    """The keys in OCTAVO_API_KEY; an empty one where it is set to nothing."""
+    keys = os.environ.get("OCTAVO_API_KEY")
+    return [] if keys is None else [key.strip() for key in keys.split(",")]
 
 
 def check_integrity() -> bool:

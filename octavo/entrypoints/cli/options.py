@@ -44,6 +44,15 @@ def sampling_options(command: Command) -> Command:
     return _with_options(command, "sampling", list(_sampling_parameters()), given)
 
 
+def config_options(name: str, cls: type, panel: str) -> Callable[[Command], Command]:
+    """Add an option per field of a configuration dataclass; they arrive as one object, `name`."""
+    hints = typing.get_type_hints(cls)
+    added = [
+        _option(f.name, hints[f.name], f.default, f.metadata["help"], panel) for f in fields(cls)
+    ]
+    return lambda command: _with_options(command, name, added, cls)
+
+
 def _with_options(
     command: Command, name: str, added: list[inspect.Parameter], build: Callable[..., Any]
 ) -> Command:
@@ -83,7 +92,7 @@ def _sampling_parameters() -> Iterator[inspect.Parameter]:
 def _option(name: str, hint: Any, default: Any, help_text: str, panel: str) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
     choices = None
-    if typing.get_origin(hint) is typing.Literal:  # EngineConfig checks the value
+    if typing.get_origin(hint) is typing.Literal:  # the configuration checks the value
         hint, choices = str, "|".join(typing.get_args(hint))
     if hint is bool or bool in typing.get_args(hint):
         flag = f"{flag}/--no-{flag[2:]}"

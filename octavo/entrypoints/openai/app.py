@@ -39,7 +39,7 @@ def build_app(server: Server) -> ASGIApp:
         Route("/tokenize", Endpoint(server, tokenize), methods=["POST"]),
         Route("/detokenize", Endpoint(server, detokenize), methods=["POST"]),
     ]
-    if server.config.docs:
+    if not server.config.disable_fastapi_docs:
         routes += _documentation()
     app = Starlette(
         routes=routes,

@@ -3,27 +3,68 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from octavo.config.sections import option
+from octavo.errors import ConfigError
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_AT_LEAST = {
+    "max_num_queued_reqs": 0,
+    "max_num_queued_tokens": 0,
+    "max_request_bytes": 1,
+    "max_logprobs": -1,
+    "shutdown_timeout": 0,
+    "body_timeout": 0,
+    "stall_timeout": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """The HTTP server's own configuration.
+    """The HTTP server's own configuration; the flags of `octavo serve` are made from it.
 
-    Attributes:
-        api_keys: any of them opens every route but /health; none: all is open.
-        max_num_queued_reqs, max_num_queued_tokens: see `admission`; 0 is no limit.
-        max_request_bytes: largest body.
-        max_logprobs: most alternatives per token; -1 is all.
-        body_timeout: seconds for a body to arrive.
-        stall_timeout: seconds for which a stream's client may take nothing before it is dropped.
-        docs: serve /docs and /openapi.json.
+    Raises:
+        ConfigError: a value is out of range.
     """
 
-    api_keys: tuple[str, ...] = ()
-    max_num_queued_reqs: int = 1024
-    max_num_queued_tokens: int = 0
-    max_request_bytes: int = 16 * 2**20
-    max_logprobs: int = 20
-    body_timeout: float = 60.0
-    stall_timeout: float = 60.0
-    docs: bool = True
+    host: str = option("127.0.0.1", "address to listen at; 0.0.0.0 is all")
+    port: int = option(8000, "port to listen at; 0 takes a free one")
+    uds: str | None = option(None, "path of a Unix socket to listen at instead")
+    api_key: list[str] | None = option(
+        None,
+        "key that every request but /health needs; may be repeated; the environment variable "
+        "OCTAVO_API_KEY (keys separated by commas) keeps it out of the process list",
+    )
+    served_model_name: list[str] | None = option(
+        None, "name of the model in the API; may be repeated; None: as --model gives it"
+    )
+    max_num_queued_reqs: int = option(
+        1024, "most sequences that may wait for their first token; more get 503; 0: no limit"
+    )
+    max_num_queued_tokens: int = option(
+        0, "most prompt tokens that may wait; more get 503; 0: no limit"
+    )
+    max_request_bytes: int = option(16 * 2**20, "largest body; more gets 413")
+    max_logprobs: int = option(20, "most alternatives per token that one may ask for; -1: all")
+    shutdown_timeout: float = option(30.0, "seconds that requests have to end after SIGTERM")
+    body_timeout: float = option(60.0, "seconds that a request's body has to arrive")
+    stall_timeout: float = option(
+        60.0, "seconds after which a stream is ended whose client takes nothing"
+    )
+    disable_fastapi_docs: bool = option(False, "no /docs and /openapi.json (the name is vLLM's)")
+    log_level: LogLevel = option("info", "info has a line per request")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port={self.port} must be in 0…65535")
+        for name, least in _AT_LEAST.items():
+            value = getattr(self, name)
+            if not value >= least:  # false for NaN too
+                raise ConfigError(f"{name}={value} must be at least {least}")
+        for name in ("api_key", "served_model_name"):
+            if not all(getattr(self, name) or ()):
+                raise ConfigError(f"{name} has an empty value; leave it out for none")
+        if self.log_level not in LogLevel.__args__:  # type: ignore[attr-defined]
+            raise ConfigError(f"log_level={self.log_level!r} must be debug, info, warning or error")

@@ -50,7 +50,7 @@ class Gate:
         self._app = app
         self._server = server
         self._routes = routes
-        self._keys = [_digest(key.encode()) for key in server.config.api_keys]
+        self._keys = [_digest(key.encode()) for key in (server.config.api_key or ())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

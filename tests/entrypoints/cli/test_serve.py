@@ -120,12 +120,12 @@ def test_unix_socket(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "env", "words"),
     [
-        (["--port", "70000"], {}, "--port"),
+        (["--port", "70000"], {}, "port=70000"),
         (["--host", "256.1.1.1"], {}, "cannot listen"),
-        (["--log-level", "loud"], {}, "must be one of debug"),
-        (["--api-key", ""], {}, "API key is empty"),
-        ([], {"OCTAVO_API_KEY": ""}, "API key is empty"),
-        (["--max-num-queued-reqs", "-1"], {}, "--max-num-queued-reqs"),
+        (["--log-level", "loud"], {}, "must be debug"),
+        (["--api-key", ""], {}, "api_key has an empty value"),
+        ([], {"OCTAVO_API_KEY": ""}, "api_key has an empty value"),
+        (["--max-num-queued-reqs", "-1"], {}, "max_num_queued_reqs=-1"),
         (["--max-num-seqs", "0"], {}, "max_num_seqs=0"),
     ],
 )

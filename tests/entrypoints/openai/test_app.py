@@ -52,7 +52,7 @@ async def test_unknown_routes_and_methods() -> None:
 
 
 async def test_documentation_can_be_off() -> None:
-    async with serving(docs=False) as s:
+    async with serving(disable_fastapi_docs=True) as s:
         assert (await s.get("/docs")).status == 404
         assert (await s.get("/openapi.json")).status == 404
 

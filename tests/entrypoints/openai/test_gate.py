@@ -9,7 +9,7 @@ PATHS = ["/version", "/metrics", "/v1/models", "/docs", "/openapi.json", "/nope"
 
 
 async def test_keys() -> None:
-    async with serving(api_keys=("first-key", "Schlüssel")) as s:
+    async with serving(api_key=["first-key", "Schlüssel"]) as s:
         assert (await s.get("/health")).status == 200
         assert (await s.request("HEAD", "/health", None, {})).status == 200
         wrong = [
@@ -40,14 +40,14 @@ async def test_keys() -> None:
 
 
 async def test_two_authorizations_are_refused() -> None:
-    async with serving(api_keys=("k",)) as s:
+    async with serving(api_key=["k"]) as s:
         head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n"
         assert (await s.raw(head + b"\r\n")).status == 200
         assert (await s.raw(head + b"authorization: Bearer x\r\n\r\n")).status == 401
 
 
 async def test_a_body_is_not_read_without_a_key() -> None:
-    async with serving(api_keys=("k",), body_timeout=0.01) as s:
+    async with serving(api_key=["k"], body_timeout=0.01) as s:
         head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
         assert (await s.raw(head)).status == 401
 

@@ -112,7 +112,7 @@ async def test_errors() -> None:
                 pass
         with pytest.raises(openai.InternalServerError):
             await client.completions.create(model=MODEL, prompt="FAIL:")
-    async with serving(api_keys=("k",)) as s:
+    async with serving(api_key=["k"]) as s:
         async with client_of(s) as client:
             with pytest.raises(openai.AuthenticationError):
                 await client.models.list()
