@@ -30,6 +30,10 @@ class ConfigReader:
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigReader:
+        """The same, with values for keys that are absent. A key that is null stays null."""
+        return ConfigReader({**defaults, **self._values}, self._where)
+
     def keys(self) -> Sequence[str]:
         """All keys that are present and not null."""
         return [k for k, v in self._values.items() if v is not None]

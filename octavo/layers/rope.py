@@ -250,22 +250,25 @@ def read_rope(
     interleaved: bool = False,
 ) -> RopeParameters:
     """Rope of a Hugging Face configuration: `rope_parameters` (transformers 5) or `rope_theta`,
-    `rope_scaling` and `partial_rotary_factor` (earlier).
+    `rope_scaling`, `partial_rotary_factor` and, of layers with a sliding window,
+    `rope_local_base_freq` (earlier).
 
     Args:
         head_dim: dims of a head.
         max_position: the configuration's `max_position_embeddings`.
-        layer_type: which entry, where `rope_parameters` has one per kind of layer.
+        layer_type: which one, where the kinds of layers have different ones.
         interleaved: as in `RopeParameters`.
 
     Raises:
         UnsupportedModelError: an unknown type, or a value missing or out of range.
     """
     section = config.section("rope_scaling") or config.section("rope_parameters")
-    if section is not None and layer_type is not None and layer_type in section:
-        section = section.section(layer_type)
     scaling = RopeScaling()
     theta = config.float("rope_theta", 10000.0)
+    if section is not None and layer_type is not None and layer_type in section:
+        section = section.section(layer_type)
+    elif layer_type == "sliding_attention" and "rope_local_base_freq" in config:
+        section, theta = None, config.float("rope_local_base_freq")
     partial = config.float("partial_rotary_factor", 1.0)
     if section is not None:
         kind = section.choice(

@@ -40,8 +40,13 @@ class CausalLM(ABC):
     def slots(self) -> Sequence[WeightSlot]:
         """All weight slots, in checkpoint order."""
 
+    def slot_name(self, name: str) -> str:
+        """What `slots` call a tensor of a checkpoint."""
+        return name
+
     def ignored(self, names: Iterable[str]) -> set[str]:
-        """Known extras that this model does not need, `names` being the tensors without a slot."""
+        """Known extras that this model does not need, `names` (as `slot_name` gives them) being the
+        tensors without a slot."""
         return {n for n in names if n.endswith("rotary_emb.inv_freq")}
 
     @abstractmethod

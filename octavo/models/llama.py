@@ -18,13 +18,17 @@ from octavo.layers.base import Module, WeightSlot
 from octavo.layers.embedding import Embedding, LMHead
 from octavo.layers.linear import ColumnParallelLinear, GatedLinear, RowParallelLinear
 from octavo.layers.mlp import ACTIVATIONS, GatedMLP
-from octavo.layers.norm import RMSNorm
+from octavo.layers.norm import QKNorm, RMSNorm
 from octavo.layers.rope import RopeParameters, read_rope
 from octavo.models.base import CausalLM
-
-_LARGEST = 2**31 - 1
-"""Of any size in a configuration."""
-_MOST_LAYERS = 4096
+from octavo.models.reading import (
+    FULL,
+    LARGEST_SIZE,
+    read_heads,
+    read_num_layers,
+    read_size,
+    read_windows,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +37,16 @@ class LlamaConfig:
 
     Attributes:
         max_position: the most positions, rope scaling included.
+        ropes: of each layer.
+        windows: of each layer, the sliding window; None is full attention.
         qkv_bias, o_bias, mlp_bias: biases of q, k and v; of o; of gate, up and down.
         tied: the head is the embedding's table.
+        fused: the checkpoint holds q, k and v in one tensor, gate and up in another.
+        qk_norm: each head of q and of k is normalized.
+        norm_offset: added to the weights of all norms.
+        attention_scale: of the scores; None is head_dim ** -0.5.
+        attention_soft_cap, logits_soft_cap: c in c * tanh(x / c).
+        embedding_scale: multiplies the rows of the embedding.
     """
 
     vocab_size: int
@@ -45,34 +57,60 @@ class LlamaConfig:
     max_position: int
     rms_norm_eps: float
     activation: Activation
-    rope: RopeParameters
+    ropes: tuple[RopeParameters, ...]
+    windows: tuple[int | None, ...]
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
     tied: bool
-    sliding_window: int | None = None
+    fused: bool = False
+    qk_norm: bool = False
+    norm_offset: float = 0.0
+    attention_scale: float | None = None
+    attention_soft_cap: float | None = None
+    logits_soft_cap: float | None = None
+    embedding_scale: float = 1.0
 
     @classmethod
-    def read(cls, config: ConfigReader) -> LlamaConfig:
-        """From Hugging Face keys. Raises UnsupportedModelError."""
-        hidden_size = _size(config, "hidden_size")
-        heads = _read_heads(config, hidden_size)
-        max_position = _size(config, "max_position_embeddings")
-        rope = read_rope(config, head_dim=heads.head_dim, max_position=max_position)
+    def read(
+        cls,
+        config: ConfigReader,
+        *,
+        layer_types: Sequence[str] | None = None,
+        activation: str = "hidden_act",
+    ) -> LlamaConfig:
+        """From Hugging Face keys. Raises UnsupportedModelError.
+
+        Args:
+            layer_types: of every layer (`read_layer_types`); None is full attention.
+            activation: the key of the MLP's activation.
+        """
+        heads = read_heads(config)
+        max_position = read_size(config, "max_position_embeddings")
+        num_layers = read_num_layers(config)
+        layer_types = layer_types or [FULL] * num_layers
+        ropes = {
+            kind: read_rope(
+                config, head_dim=heads.head_dim, max_position=max_position, layer_type=kind
+            )
+            for kind in set(layer_types)
+        }
+        reach = max(rope.scaling.extended(max_position) for rope in ropes.values())
         attention_bias = config.bool("attention_bias", False)
         eps = config.float("rms_norm_eps")
         if eps < 0:
             raise config.unsupported(f"rms_norm_eps={eps} must not be negative")
         return cls(
-            vocab_size=_size(config, "vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=_size(config, "intermediate_size"),
-            num_layers=_size(config, "num_hidden_layers", most=_MOST_LAYERS),
+            vocab_size=read_size(config, "vocab_size"),
+            hidden_size=read_size(config, "hidden_size"),
+            intermediate_size=read_size(config, "intermediate_size"),
+            num_layers=num_layers,
             heads=heads,
-            max_position=min(rope.scaling.extended(max_position), _LARGEST),
+            max_position=min(reach, LARGEST_SIZE),
             rms_norm_eps=eps,
-            activation=config.choice("hidden_act", ACTIVATIONS),
-            rope=rope,
+            activation=config.choice(activation, ACTIVATIONS),
+            ropes=tuple(ropes[kind] for kind in layer_types),
+            windows=read_windows(config, layer_types),
             qkv_bias=attention_bias,
             o_bias=attention_bias,
             mlp_bias=config.bool("mlp_bias", False),
@@ -80,80 +118,73 @@ class LlamaConfig:
         )
 
 
-def _size(config: ConfigReader, key: str, *default: int, most: int = _LARGEST) -> int:
-    value: int = config.int(key, *default)
-    if not 1 <= value <= most:
-        raise config.unsupported(f"{key}={value} must be in 1…{most}")
-    return value
-
-
-def _read_heads(config: ConfigReader, hidden_size: int) -> HeadShape:
-    num_heads = _size(config, "num_attention_heads")
-    num_kv_heads = _size(config, "num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise config.unsupported(
-            f"num_attention_heads={num_heads} must be a multiple of "
-            f"num_key_value_heads={num_kv_heads}"
-        )
-    if "head_dim" not in config and hidden_size % num_heads:
-        raise config.unsupported(
-            f"hidden_size={hidden_size} must be a multiple of num_attention_heads={num_heads}"
-        )
-    head_dim = _size(config, "head_dim", max(1, hidden_size // num_heads))
-    return HeadShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
-
-
 class LlamaAttention(Attention):
     """Llama's projections, by their checkpoint names."""
 
-    def __init__(self, config: LlamaConfig, name: str) -> None:
-        heads = config.heads
+    def __init__(self, config: LlamaConfig, index: int) -> None:
+        heads, name = config.heads, f"model.layers.{index}.self_attn"
         q_size, kv_size = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
+        parts = {"q_proj": [q_size], "k_proj": [kv_size], "v_proj": [kv_size]}
         super().__init__(
             name,
             heads=heads,
             qkv_proj=ColumnParallelLinear(
-                {
-                    f"{name}.q_proj": [q_size],
-                    f"{name}.k_proj": [kv_size],
-                    f"{name}.v_proj": [kv_size],
-                },
+                _under(name, {"qkv_proj": [q_size, kv_size, kv_size]} if config.fused else parts),
                 config.hidden_size,
                 bias=config.qkv_bias,
             ),
             o_proj=RowParallelLinear(
                 f"{name}.o_proj", q_size, config.hidden_size, bias=config.o_bias
             ),
-            rope=config.rope,
-            sliding_window=config.sliding_window,
+            rope=config.ropes[index],
+            qk_norm=_qk_norm(config, name) if config.qk_norm else None,
+            scale=config.attention_scale,
+            sliding_window=config.windows[index],
+            soft_cap=config.attention_soft_cap,
         )
+
+
+def _under(name: str, parts: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+    return {f"{name}.{part}": sizes for part, sizes in parts.items()}
+
+
+def _qk_norm(config: LlamaConfig, name: str) -> QKNorm:
+    dim = config.heads.head_dim
+    return QKNorm(rms_norm(config, f"{name}.q_norm", dim), rms_norm(config, f"{name}.k_norm", dim))
+
+
+def rms_norm(config: LlamaConfig, name: str, size: int | None = None) -> RMSNorm:
+    """A norm of `size` dims (None: hidden_size), with the model's eps and offset."""
+    size = config.hidden_size if size is None else size
+    return RMSNorm(name, size, config.rms_norm_eps, offset=config.norm_offset)
 
 
 class LlamaMLP(GatedMLP):
     """Llama's projections, by their checkpoint names."""
 
-    def __init__(self, config: LlamaConfig, name: str) -> None:
-        hidden_size, size, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    def __init__(self, config: LlamaConfig, index: int) -> None:
+        name, size, bias = f"model.layers.{index}.mlp", config.intermediate_size, config.mlp_bias
+        parts = {"gate_proj": [size], "up_proj": [size]}
         super().__init__(
             GatedLinear(
-                {f"{name}.gate_proj": [size], f"{name}.up_proj": [size]},
-                hidden_size,
+                _under(name, {"gate_up_proj": [size, size]} if config.fused else parts),
+                config.hidden_size,
                 config.activation,
                 bias=bias,
             ),
-            RowParallelLinear(f"{name}.down_proj", size, hidden_size, bias=bias),
+            RowParallelLinear(f"{name}.down_proj", size, config.hidden_size, bias=bias),
         )
 
 
 class LlamaDecoderLayer(Module):
     """Attention and MLP, each behind a norm, each added to the residual."""
 
-    def __init__(self, config: LlamaConfig, name: str) -> None:
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(f"{name}.input_layernorm", size, eps)
-        self.self_attn = LlamaAttention(config, f"{name}.self_attn")
-        self.post_attention_layernorm = RMSNorm(f"{name}.post_attention_layernorm", size, eps)
-        self.mlp = LlamaMLP(config, f"{name}.mlp")
+    def __init__(self, config: LlamaConfig, index: int) -> None:
+        name = f"model.layers.{index}"
+        self.input_layernorm = rms_norm(config, f"{name}.input_layernorm")
+        self.self_attn = LlamaAttention(config, index)
+        self.post_attention_layernorm = rms_norm(config, f"{name}.post_attention_layernorm")
+        self.mlp = LlamaMLP(config, index)
 
     def __call__(self, ops: Ops, x: Value) -> Value:
         """x [T, D] float32, the residual stream."""
@@ -162,7 +193,13 @@ class LlamaDecoderLayer(Module):
 
 
 class LlamaForCausalLM(Module, CausalLM):
-    """The model, or a range of its layers."""
+    """The model, or a range of its layers.
+
+    Attributes:
+        decoder_layer: for families to override: builds a layer from its index.
+    """
+
+    decoder_layer: type[LlamaDecoderLayer] = LlamaDecoderLayer
 
     def __init__(self, config: LlamaConfig, layers: range | None = None) -> None:
         everything = range(config.num_layers)
@@ -178,15 +215,20 @@ class LlamaForCausalLM(Module, CausalLM):
         size = config.hidden_size
         if self._first or (self._last and config.tied):
             self.embed_tokens = Embedding(
-                "model.embed_tokens", config.vocab_size, size, tied=config.tied
+                "model.embed_tokens",
+                config.vocab_size,
+                size,
+                scale=config.embedding_scale,
+                tied=config.tied,
             )
         self.layers = [self.decoder_layer(config, i) for i in layers]
         if self._last:
-            self.norm = RMSNorm("model.norm", size, config.rms_norm_eps)
+            self.norm = rms_norm(config, "model.norm")
             self.lm_head = LMHead(
                 self.embed_tokens
                 if config.tied
-                else ColumnParallelLinear({"lm_head": [config.vocab_size]}, size)
+                else ColumnParallelLinear({"lm_head": [config.vocab_size]}, size),
+                soft_cap=config.logits_soft_cap,
             )
 
     @classmethod
@@ -197,10 +239,6 @@ class LlamaForCausalLM(Module, CausalLM):
     def read_config(cls, config: ConfigReader) -> LlamaConfig:
         """For families to override: what they read differently."""
         return LlamaConfig.read(config)
-
-    def decoder_layer(self, config: LlamaConfig, index: int) -> LlamaDecoderLayer:
-        """For families to override: layer `index`."""
-        return LlamaDecoderLayer(config, f"model.layers.{index}")
 
     def slots(self) -> Sequence[WeightSlot]:
         return self.find(WeightSlot)  # type: ignore[type-abstract]

@@ -34,7 +34,8 @@ def load_weights(
     }
     unknown: list[str] = []
     nbytes = 0
-    for name, tensor in weights:
+    for stored_name, tensor in weights:
+        name = model.slot_name(stored_name)
         slot = slots.get(name)
         if slot is None:
             unknown.append(name)

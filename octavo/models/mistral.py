@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from octavo.config.model import ConfigReader
 from octavo.models.llama import LlamaConfig, LlamaForCausalLM
+from octavo.models.reading import read_layer_types
 
 
 class MistralForCausalLM(LlamaForCausalLM):
@@ -13,7 +12,4 @@ class MistralForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def read_config(cls, config: ConfigReader) -> LlamaConfig:
-        window = config.int("sliding_window", None)
-        if window == 0:
-            raise config.unsupported("sliding_window=0 must be above 0, or null")
-        return replace(LlamaConfig.read(config), sliding_window=window)
+        return LlamaConfig.read(config, layer_types=read_layer_types(config))

@@ -8,9 +8,16 @@ from octavo.config.model import ConfigReader
 from octavo.models.base import CausalLM
 
 _MODELS = {
-    "LlamaForCausalLM": ("octavo.models.llama", "LlamaForCausalLM"),
-    "MistralForCausalLM": ("octavo.models.mistral", "MistralForCausalLM"),
+    "Gemma2ForCausalLM": "octavo.models.gemma",
+    "Gemma3ForCausalLM": "octavo.models.gemma",
+    "Gemma3ForConditionalGeneration": "octavo.models.gemma",
+    "LlamaForCausalLM": "octavo.models.llama",
+    "MistralForCausalLM": "octavo.models.mistral",
+    "Phi3ForCausalLM": "octavo.models.phi",
+    "Qwen2ForCausalLM": "octavo.models.qwen",
+    "Qwen3ForCausalLM": "octavo.models.qwen",
 }
+"""Architecture (the name of a class) → its module."""
 
 
 def supported_architectures() -> list[str]:
@@ -34,6 +41,5 @@ def build_model(config: ConfigReader, layers: range | None = None) -> CausalLM:
             f"architecture {name!r} is not supported; supported: "
             f"{', '.join(supported_architectures())}"
         )
-    module, family = _MODELS[name]
-    model: type[CausalLM] = getattr(import_module(module), family)
+    model: type[CausalLM] = getattr(import_module(_MODELS[name]), name)
     return model.from_config(config, layers)

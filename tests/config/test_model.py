@@ -81,6 +81,16 @@ def test_defaults(kind: str, default: Any, values: dict[str, Any]) -> None:
     assert getattr(reader(**values), kind)("key", default) == default
 
 
+def test_with_defaults_fills_in_what_is_absent_and_keeps_null() -> None:
+    given = reader(window=8, cap=None)
+    filled = given.with_defaults({"window": 4, "cap": 50.0, "heads": 2})
+    assert (filled.int("window"), filled.int("heads")) == (8, 2)
+    assert "cap" not in filled
+    assert "heads" not in given
+    with pytest.raises(UnsupportedModelError, match=r"config\.json: size is missing"):
+        filled.int("size")
+
+
 def test_choice() -> None:
     table = {"silu": 1, "gelu": 2}
     assert reader(act="gelu").choice("act", table) == 2

@@ -173,6 +173,15 @@ def test_a_section_per_kind_of_layer() -> None:
     assert (full.theta, sliding.theta) == (1e6, 1e4)
     assert full.scaling != sliding.scaling
     assert read({"rope_theta": 3e4}, layer_type="full_attention").theta == 3e4
+    before = {
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }
+    assert read(before, layer_type="full_attention") == full
+    assert read(before, layer_type="sliding_attention") == sliding
+    with pytest.raises(UnsupportedModelError, match="out of range"):
+        read(before | {"rope_local_base_freq": 0}, layer_type="sliding_attention")
 
 
 @pytest.mark.parametrize(

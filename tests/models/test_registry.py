@@ -14,13 +14,14 @@ from tests.models.test_llama import CONFIG
 
 @pytest.mark.parametrize("name", supported_architectures())
 def test_every_architecture_builds(name: str) -> None:
-    model = build_model(ConfigReader(CONFIG | {"architectures": [name]}, "config.json"))
+    values = CONFIG | {"architectures": [name], "text_config": CONFIG}
+    model = build_model(ConfigReader(values, "config.json"))
     assert type(model).__name__ == name
 
 
 @pytest.mark.parametrize("architectures", [["Llama9ForCausalLM"], [], [7], [["LlamaForCausalLM"]]])
 def test_unknown_architectures_list_what_is_supported(architectures: Any) -> None:
-    with pytest.raises(UnsupportedModelError, match="supported: LlamaForCausalLM, Mistral"):
+    with pytest.raises(UnsupportedModelError, match="supported: Gemma2ForCausalLM, Gemma3"):
         build_model(ConfigReader(CONFIG | {"architectures": architectures}, "config.json"))
 
 
