@@ -386,4 +386,4 @@ class TestProgress:
             llm.llm_engine, "step", lambda: (counts.append(threading.active_count()), step())[1]
         )
         llm.generate("Hi", GREEDY)
-        assert set(counts) == {before}
+        assert max(counts) <= before  # threads of earlier tests may still be ending
