@@ -40,6 +40,13 @@ struct QkvArgs {
   HeadNormView norm;  // null pointers: none
 };
 
+// Results of chunks that are merged later: out [rows][head_dim padded to 16], max and sum [rows].
+struct AttentionPartials {
+  float* out;
+  float* max;
+  float* sum;
+};
+
 struct AttentionArgs {
   const Buffer* q;
   const Buffer* out;
@@ -48,6 +55,8 @@ struct AttentionArgs {
   float scale;
   float soft_cap;  // 0: none
   int window;      // 0: none
+  const AttentionPartials* partials;
+  std::int64_t partial_rows;  // how many they hold
 };
 
 struct NormArgs {
@@ -77,7 +86,9 @@ struct KernelTable {
   // Split by rows: all in the first call. Otherwise the second call finishes heads after a barrier.
   void (*qkv_project[kNumDTypes])(const QkvArgs&, const Task&);
   void (*qkv_finish[kNumDTypes])(const QkvArgs&, const Task&);
+  // The second call finishes, after a barrier, what the first dealt out by chunks.
   void (*attention[kNumDTypes])(const AttentionArgs&, const Task&);
+  void (*attention_merge[kNumDTypes])(const AttentionArgs&, const Task&);
   void (*rms_norm[kNumDTypes])(const NormArgs&, const Task&);
   void (*rms_norm_add)(const NormArgs&, const Task&);
   void (*embedding[kNumDTypes])(const EmbeddingArgs&, const Task&);

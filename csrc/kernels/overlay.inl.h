@@ -23,6 +23,7 @@ void overlay_dtype(KernelTable& table) {
   table.qkv_project[d] = qkv_project<E>;
   table.qkv_finish[d] = qkv_finish<E>;
   table.attention[d] = attention<E>;
+  table.attention_merge[d] = attention_merge<E>;
   table.rms_norm[d] = rms_norm<E>;
   table.embedding[d] = embedding<E>;
 }

@@ -92,7 +92,9 @@ void Program::plan_memory() {
   const ArenaPlan plan = plan_arena(lifetimes);
   const std::int64_t buffers = (plan.bytes + 4095) / 4096 * 4096;
   scratch_bytes_ = (scratch_bytes_ + 4095) / 4096 * 4096;
-  arena_ = std::make_unique<Region>(buffers + scratch_bytes_ * pool_->num_threads(), true);
+  const std::int64_t scratch = scratch_bytes_ * pool_->num_threads();
+  const std::int64_t partials = partial_rows_ * (partial_width_ + 2) * 4;
+  arena_ = std::make_unique<Region>(buffers + scratch + partials, true);
   for (std::size_t i = 0; i < planned.size(); ++i) {
     planned[i]->buffer.data = arena_->data() + plan.offsets[i];
   }
@@ -101,6 +103,9 @@ void Program::plan_memory() {
     if (v.shares >= 0) v.buffer = values_[root(static_cast<int>(id))]->buffer;
   }
   scratch_ = arena_->data() + buffers;
+  partials_.out = reinterpret_cast<float*>(scratch_ + scratch);
+  partials_.max = partials_.out + partial_rows_ * partial_width_;
+  partials_.sum = partials_.max + partial_rows_;
 }
 
 void Program::finish() {

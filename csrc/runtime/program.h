@@ -146,6 +146,8 @@ class Program {
   std::unique_ptr<Region> arena_;
   std::map<int, std::shared_ptr<Region>> tap_memory_;
   std::int64_t scratch_bytes_ = 0;
+  std::int64_t partial_rows_ = 0, partial_width_ = 0;
+  AttentionPartials partials_{};
   char* scratch_ = nullptr;
   std::mutex run_mutex_;
   const StepArrays* current_ = nullptr;

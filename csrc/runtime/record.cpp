@@ -322,17 +322,22 @@ int Program::attention(int q, const KvLayer& kv, const HeadShape& heads, float s
   use.window = use.attends && (use.window == 0 || window == 0) ? 0 : std::max(use.window, window);
   use.attends = true;
   const int out = add_act(info.rows, info.width);
-  const AttentionArgs args{&values_[q]->buffer,
-                           &values_[out]->buffer,
-                           kv_view(kv, act_),
-                           heads,
-                           scale,
-                           soft_cap,
-                           window};
+  const std::int64_t chunks = rules_.limits.max_position / kChunk + 1;
+  const std::int64_t partial_rows = pool_->num_threads() > 1 ? 2 * chunks * heads.num_heads : 0;
+  partial_rows_ = std::max(partial_rows_, partial_rows);
+  partial_width_ = std::max<std::int64_t>(partial_width_, (heads.head_dim + 15) / 16 * 16);
+  const AttentionArgs args{
+      &values_[q]->buffer, &values_[out]->buffer, kv_view(kv, act_), heads, scale, soft_cap, window,
+      &partials_,          partial_rows};
   const auto kernel = kernels_->attention[index(act_)];
+  const auto merge = kernels_->attention_merge[index(act_)];
   keep(kv.cache);
   need_scratch(kernels_->attention_scratch(heads));
-  add_op("attention", info.rows, out, [=](const Task& task) { kernel(args, task); }, false);
+  values_[out]->first = static_cast<int>(ops_.size());
+  add_op("attention", info.rows, -1, [=](const Task& task) { kernel(args, task); }, false);
+  read(q);
+  read(out);
+  add_op("attention_merge", info.rows, -1, [=](const Task& task) { merge(args, task); }, false);
   return out;
 }
 

@@ -1,0 +1,405 @@
+// One item of paged causal attention: up to 8 tokens of a request, and query heads of one kv head,
+// which share its loads.
+//
+// Softmax runs per absolute chunk of 256 tokens; chunks are merged in order. Every output row is
+// one fixed chain of operations over its own tokens, whatever item it is part of:
+//   - scores outside a row's own range become -inf before anything reads them;
+//   - values are multiplied in one chain over ascending tokens of the row's range, with the unused
+//   half
+//     of an element pair zeroed at its ends, so that not even a NaN there has an effect. Rows of
+//     one item run together where their ranges agree.
+#pragma once
+
+#include "kernels/split.inl.h"
+
+namespace octavo {
+namespace {
+
+constexpr int kMaxItemRows = 32;
+constexpr int kScoreLd = kChunk + 16;
+constexpr int kChunkBlocks = kChunk / kBlockSize;
+constexpr float kLog2E = 1.442695041f;
+
+// Scores of MR rows and NB blocks of keys: s[MR][NB * 16] = q · k. `next`: pages to prefetch.
+template <class E, int MR, int NB, bool kPrefetch>
+OCTAVO_NOINLINE void score_tile(const typename E::T* q, int ldq, const char* const* pages,
+                                const char* const* next, int steps, float* s) {
+  constexpr int kVectors = kBlockSize / kLanes;
+  F32 acc[MR][NB * kVectors];
+  OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
+    OCTAVO_UNROLL for (int j = 0; j < NB * kVectors; ++j) acc[i][j] = set1(0.0f);
+  }
+  const typename E::T* keys[NB];
+  OCTAVO_UNROLL for (int j = 0; j < NB; ++j) {
+    keys[j] = reinterpret_cast<const typename E::T*>(pages[j]);
+  }
+  OCTAVO_NO_UNROLL for (int d = 0; d < steps; ++d) {
+    typename E::B key[NB * kVectors];
+    OCTAVO_UNROLL for (int j = 0; j < NB * kVectors; ++j) {
+      key[j] = E::load(keys[j / kVectors] + (d * kBlockSize + j % kVectors * kLanes) * E::kStep);
+    }
+    if constexpr (kPrefetch) {  // a step reads 64 bytes of each page
+      OCTAVO_UNROLL for (int j = 0; j < NB; ++j) prefetch_l2(next[j] + d * 64);
+    }
+    OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
+      const typename E::B x = E::broadcast(q + i * ldq + d * E::kStep);
+      OCTAVO_UNROLL for (int j = 0; j < NB * kVectors; ++j) acc[i][j] =
+          E::dot(acc[i][j], x, key[j]);
+    }
+  }
+  OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
+    OCTAVO_UNROLL for (int j = 0; j < NB * kVectors; ++j) {
+      store(s + i * kScoreLd + j * kLanes, acc[i][j]);
+    }
+  }
+}
+
+// o[MR][NV * kLanes] += p · v over tokens [begin, end) of a chunk.
+template <class E, int MR, int NV, bool kPrefetch>
+OCTAVO_NOINLINE void value_tile(const typename E::T* p, const char* const* pages,
+                                const char* const* next, int begin, int end, int head_dim,
+                                int column, float* o, int ldo) {
+  F32 acc[MR][NV];
+  OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
+    OCTAVO_UNROLL for (int j = 0; j < NV; ++j) acc[i][j] = load(o + i * ldo + j * kLanes);
+  }
+  for (int block = begin / kBlockSize; block * kBlockSize < end; ++block) {
+    const int start = block * kBlockSize;
+    const int lo = begin > start ? begin - start : 0;
+    const int hi = end - start < kBlockSize ? end - start : kBlockSize;
+    const std::int64_t first = static_cast<std::int64_t>(head_dim) * kBlockSize + column * E::kStep;
+    const typename E::T* v = reinterpret_cast<const typename E::T*>(pages[block]) + first;
+    const char* ahead = kPrefetch ? next[block] + first * sizeof(typename E::T) : nullptr;
+    OCTAVO_NO_UNROLL for (int t = lo / E::kStep; t * E::kStep < hi; ++t) {
+      typename E::B value[NV];
+      OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
+        const int at = (t * head_dim + j * kLanes) * E::kStep;
+        value[j] = E::load(v + at);
+        if constexpr (kPrefetch) prefetch_l2(ahead + at * sizeof(typename E::T));
+      }
+      if constexpr (E::kStep == 2) {
+        if (t * 2 + 1 >= hi) {
+          OCTAVO_UNROLL for (int j = 0; j < NV; ++j) value[j] = E::keep_first(value[j]);
+        }
+        if (t * 2 < lo) {
+          OCTAVO_UNROLL for (int j = 0; j < NV; ++j) value[j] = E::keep_second(value[j]);
+        }
+      }
+      OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
+        const typename E::B x = E::broadcast(p + i * kScoreLd + start + t * E::kStep);
+        OCTAVO_UNROLL for (int j = 0; j < NV; ++j) acc[i][j] = E::dot(acc[i][j], x, value[j]);
+      }
+    }
+  }
+  OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
+    OCTAVO_UNROLL for (int j = 0; j < NV; ++j) store(o + i * ldo + j * kLanes, acc[i][j]);
+  }
+}
+
+#define OCTAVO_SIX_ROWS(mr, call) \
+  switch (mr) {                   \
+    case 1:                       \
+      return call(1);             \
+    case 2:                       \
+      return call(2);             \
+    case 3:                       \
+      return call(3);             \
+    case 4:                       \
+      return call(4);             \
+    case 5:                       \
+      return call(5);             \
+    case 6:                       \
+      return call(6);             \
+  }
+
+template <class E, int NB, bool kPrefetch>
+OCTAVO_INLINE void score_rows(int mr, const typename E::T* q, int ldq, const char* const* pages,
+                              const char* const* next, int steps, float* s) {
+  if constexpr (NB <= kScoreBlocks) {
+#define OCTAVO_CALL(n) \
+  score_tile<E, n <= kScoreRows ? n : 1, NB, kPrefetch>(q, ldq, pages, next, steps, s)
+    OCTAVO_SIX_ROWS(mr, OCTAVO_CALL)
+#undef OCTAVO_CALL
+  }
+}
+
+template <class E, int NV, bool kPrefetch>
+OCTAVO_INLINE void value_rows(int mr, const typename E::T* p, const char* const* pages,
+                              const char* const* next, int begin, int end, int head_dim, int column,
+                              float* o, int ldo) {
+  if constexpr (NV <= kValueVectors) {
+#define OCTAVO_CALL(n)                                                                        \
+  value_tile<E, n <= kValueRows ? n : 1, NV, kPrefetch>(p, pages, next, begin, end, head_dim, \
+                                                        column, o, ldo)
+    OCTAVO_SIX_ROWS(mr, OCTAVO_CALL)
+#undef OCTAVO_CALL
+  }
+}
+
+#undef OCTAVO_SIX_ROWS
+
+// Probabilities of one row in a chunk: p = exp2(score * scale - max) on [begin, end), zero in the
+// rest of the vectors they touch. `scale` includes log2(e), and so does the returned max.
+template <class E>
+OCTAVO_INLINE void softmax_chunk(float* s, typename E::T* p, int begin, int end,
+                                 const AttentionArgs& args, float* max, float* sum) {
+  const int first = begin / kLanes * kLanes, last = round_up(end, kLanes);
+  if (args.soft_cap > 0) {
+    const F32 inner = set1(args.scale / args.soft_cap), outer = set1(args.soft_cap);
+    for (int j = first; j < last; j += kLanes)
+      store(s + j, mul(outer, vtanh(mul(load(s + j), inner))));
+  }
+  const float infinity = __builtin_inff();
+  for (int j = first; j < begin; ++j) s[j] = -infinity;
+  for (int j = end; j < last; ++j) s[j] = -infinity;
+  const F32 scale = set1(args.soft_cap > 0 ? kLog2E : args.scale * kLog2E);
+  F32 top = set1(-3.0e38f);
+  for (int j = first; j < last; j += kLanes) {
+    const F32 v = mul(load(s + j), scale);
+    store(s + j, v);
+    top = vmax(v, top);
+  }
+  *max = reduce_max(top);
+  const F32 shift = set1(*max);
+  F32 total = set1(0.0f);
+  for (int j = first; j < last; j += kLanes) {
+    const F32 e = vexp2(sub(load(s + j), shift));
+    total = add(total, e);
+    E::narrow(p + j, e);
+  }
+  *sum = reduce_add(total);
+}
+
+// Merges a chunk's result into a row's: both are (max, sum of exp2, values not yet divided).
+OCTAVO_INLINE void merge_row(float* out, float* max, float* sum, const float* chunk_out,
+                             float chunk_max, float chunk_sum, int ld, bool first) {
+  if (first) {
+    *max = chunk_max;
+    *sum = chunk_sum;
+    for (int j = 0; j < ld; j += kLanes) store(out + j, load(chunk_out + j));
+    return;
+  }
+  const float top = *max > chunk_max ? *max : chunk_max;
+  const F32 a = vexp2(set1(*max - top)), b = vexp2(set1(chunk_max - top));
+  alignas(64) float lanes[kLanes];
+  store(lanes, fma(set1(*sum), a, mul(set1(chunk_sum), b)));
+  *max = top;
+  *sum = lanes[0];
+  for (int j = 0; j < ld; j += kLanes) {
+    store(out + j, fma(load(out + j), a, mul(load(chunk_out + j), b)));
+  }
+}
+
+// Pages of a chunk's blocks [first, last), by block of the chunk. Others are not to be read.
+struct ChunkPages {
+  const char* pages[kChunkBlocks];
+  int first, last;
+};
+
+struct ItemRef {
+  int request, token, tokens, head, heads;
+};
+
+// An item at work, in one thread's scratch.
+template <class E>
+struct AttentionItem {
+  using T = typename E::T;
+  static constexpr std::int64_t kScoreBytes = kMaxItemRows * kScoreLd * sizeof(float);
+
+  ItemRef ref{-1, 0, 0, 0, 0};
+  int rows = 0;                                // tokens * heads, token-major
+  int begin[kMaxItemRows], end[kMaxItemRows];  // attended tokens, per token
+  int lowest = 0, highest = 0;                 // their union
+  float max[kMaxItemRows], sum[kMaxItemRows], chunk_max[kMaxItemRows], chunk_sum[kMaxItemRows];
+
+  int ld;
+  float* scores;     // [kMaxItemRows][kScoreLd]
+  T* probabilities;  // the same
+  float* out;        // [kMaxItemRows][ld]
+  float* chunk_out;  // the same
+  T* q;              // [kMaxItemRows][head_dim]
+
+  static std::int64_t bytes(int head_dim) {
+    return 2 * kScoreBytes + 3 * kMaxItemRows * round_up(head_dim, 16) * sizeof(float);
+  }
+
+  AttentionItem(char* scratch, int head_dim) : ld(round_up(head_dim, 16)) {
+    scores = reinterpret_cast<float*>(scratch);
+    probabilities = reinterpret_cast<T*>(scratch + kScoreBytes);
+    out = reinterpret_cast<float*>(scratch + 2 * kScoreBytes);
+    chunk_out = out + kMaxItemRows * ld;
+    q = reinterpret_cast<T*>(chunk_out + kMaxItemRows * ld);
+  }
+
+  void start(const AttentionArgs& args, const StepView& step, const ItemRef& item) {
+    const int dim = args.heads.head_dim;
+    ref = item;
+    rows = item.tokens * item.heads;
+    lowest = 0x7fffffff;
+    highest = 0;
+    for (int t = 0; t < item.tokens; ++t) {
+      end[t] = step.positions[item.token + t] + 1;
+      begin[t] = args.window > 0 && end[t] > args.window ? end[t] - args.window : 0;
+      lowest = begin[t] < lowest ? begin[t] : lowest;
+      highest = end[t] > highest ? end[t] : highest;
+      const T* src =
+          row_of<T>(*args.q, item.token + t) + static_cast<std::int64_t>(item.head) * dim;
+      __builtin_memcpy(q + t * item.heads * dim, src, sizeof(T) * item.heads * dim);
+    }
+  }
+
+  // A row's range inside a chunk; empty where begin >= end.
+  OCTAVO_INLINE void range(int token, int chunk, int* b, int* e) const {
+    const int base = chunk * kChunk;
+    *b = begin[token] > base ? begin[token] - base : 0;
+    *e = end[token] - base < kChunk ? end[token] - base : kChunk;
+  }
+
+  OCTAVO_INLINE bool starts_in(int row, int chunk) const {
+    return begin[row / ref.heads] >= chunk * kChunk;
+  }
+
+  // chunk_out, chunk_max, chunk_sum of the rows whose range is not empty.
+  void attend_chunk(const AttentionArgs& args, int chunk, const ChunkPages& pages,
+                    const ChunkPages* next) {
+    const int dim = args.heads.head_dim;
+    const char* ahead[kChunkBlocks];
+    const bool prefetch = next && rows <= kScoreRows;
+    for (int b = pages.first, n = prefetch ? next->first : 0; prefetch && b < pages.last;
+         ++b, ++n) {
+      ahead[b] = n < next->last ? next->pages[n] : pages.pages[b];
+    }
+    score(pages, prefetch ? ahead : nullptr, dim);
+    int low = 0, high = kChunk, top = 0;  // low … high: what every row attends to
+    for (int t = 0; t < ref.tokens; ++t) {
+      int b, e;
+      range(t, chunk, &b, &e);
+      low = b > low ? b : low;
+      high = e < high ? e : high;
+      top = e > top ? e : top;
+      for (int i = t * ref.heads; i < (t + 1) * ref.heads; ++i) {
+        float* o = chunk_out + i * ld;
+        for (int j = 0; j < ld; j += kLanes) store(o + j, set1(0.0f));
+        if (b >= e) continue;
+        softmax_chunk<E>(scores + i * kScoreLd, probabilities + i * kScoreLd, b, e, args,
+                         &chunk_max[i], &chunk_sum[i]);
+      }
+    }
+    // Where ranges differ, rows may only meet at even tokens: a pair of elements is multiplied
+    // once.
+    if (ref.tokens > 1) {
+      low = round_up(low, kBlockSize);
+      high = high > 0 ? high / kBlockSize * kBlockSize : 0;
+    }
+    const bool shared = low < high;
+    for (int t = 0; ref.tokens > 1 && t < ref.tokens; ++t) {
+      int b, e;
+      range(t, chunk, &b, &e);
+      multiply(pages.pages, nullptr, t * ref.heads, ref.heads, b, shared ? low : e, dim);
+    }
+    if (shared) multiply(pages.pages, prefetch ? ahead : nullptr, 0, rows, low, high, dim);
+    for (int t = 0; ref.tokens > 1 && shared && t < ref.tokens; ++t) {
+      int b, e;
+      range(t, chunk, &b, &e);
+      multiply(pages.pages, nullptr, t * ref.heads, ref.heads, high, e, dim);
+    }
+  }
+
+  void merge_chunk(int chunk) {
+    for (int i = 0; i < rows; ++i) {
+      int b, e;
+      range(i / ref.heads, chunk, &b, &e);
+      if (b >= e) continue;
+      merge_row(out + i * ld, &max[i], &sum[i], chunk_out + i * ld, chunk_max[i], chunk_sum[i], ld,
+                starts_in(i, chunk));
+    }
+  }
+
+  void finish(const AttentionArgs& args) {
+    const int dim = args.heads.head_dim;
+    alignas(64) T narrow[kMaxHeadDim + 16];
+    for (int i = 0; i < rows; ++i) {
+      const F32 inverse = set1(1.0f / sum[i]);
+      for (int j = 0; j < dim; j += kLanes) {
+        E::narrow(narrow + j, mul(load(out + i * ld + j), inverse));
+      }
+      T* to = row_of<T>(*args.out, ref.token + i / ref.heads) +
+              static_cast<std::int64_t>(ref.head + i % ref.heads) * dim;
+      __builtin_memcpy(to, narrow, sizeof(T) * dim);
+    }
+  }
+
+ private:
+  void score(const ChunkPages& pages, const char* const* ahead, int head_dim) {
+    const int steps = head_dim / E::kStep;
+    for (int b = pages.first; b < pages.last; b += kScoreBlocks) {
+      const int nb = pages.last - b < kScoreBlocks ? pages.last - b : kScoreBlocks;
+      for (int i = 0; i < rows; i += kScoreRows) {
+        const int mr = rows - i < kScoreRows ? rows - i : kScoreRows;
+        float* s = scores + i * kScoreLd + b * kBlockSize;
+        if (ahead) {
+          score_blocks<true>(nb, mr, q + i * head_dim, head_dim, pages.pages + b, ahead + b, steps,
+                             s);
+        } else {
+          score_blocks<false>(nb, mr, q + i * head_dim, head_dim, pages.pages + b, nullptr, steps,
+                              s);
+        }
+      }
+    }
+  }
+
+  template <bool kPrefetch>
+  static OCTAVO_INLINE void score_blocks(int nb, int mr, const T* x, int ldx,
+                                         const char* const* pages, const char* const* next,
+                                         int steps, float* s) {
+    switch (nb) {
+      case 1:
+        return score_rows<E, 1, kPrefetch>(mr, x, ldx, pages, next, steps, s);
+      case 2:
+        return score_rows<E, 2, kPrefetch>(mr, x, ldx, pages, next, steps, s);
+      case 3:
+        return score_rows<E, 3, kPrefetch>(mr, x, ldx, pages, next, steps, s);
+      case 4:
+        return score_rows<E, 4, kPrefetch>(mr, x, ldx, pages, next, steps, s);
+    }
+  }
+
+  // chunk_out += p · v for rows [row, row + count) over tokens [lo, hi) of the chunk.
+  void multiply(const char* const* pages, const char* const* ahead, int row, int count, int lo,
+                int hi, int head_dim) {
+    if (lo >= hi) return;
+    const int vectors = (head_dim + kLanes - 1) / kLanes;
+    for (int i = row; i < row + count; i += kValueRows) {
+      const int mr = row + count - i < kValueRows ? row + count - i : kValueRows;
+      for (int v = 0; v < vectors; v += kValueVectors) {
+        const int nv = vectors - v < kValueVectors ? vectors - v : kValueVectors;
+        const T* p = probabilities + i * kScoreLd;
+        float* o = chunk_out + i * ld + v * kLanes;
+        if (ahead) {
+          value_columns<true>(nv, mr, p, pages, ahead, lo, hi, head_dim, v * kLanes, o);
+        } else {
+          value_columns<false>(nv, mr, p, pages, nullptr, lo, hi, head_dim, v * kLanes, o);
+        }
+      }
+    }
+  }
+
+  template <bool kPrefetch>
+  OCTAVO_INLINE void value_columns(int nv, int mr, const T* p, const char* const* pages,
+                                   const char* const* next, int lo, int hi, int head_dim,
+                                   int column, float* o) const {
+    switch (nv) {
+      case 1:
+        return value_rows<E, 1, kPrefetch>(mr, p, pages, next, lo, hi, head_dim, column, o, ld);
+      case 2:
+        return value_rows<E, 2, kPrefetch>(mr, p, pages, next, lo, hi, head_dim, column, o, ld);
+      case 3:
+        return value_rows<E, 3, kPrefetch>(mr, p, pages, next, lo, hi, head_dim, column, o, ld);
+      case 4:
+        return value_rows<E, 4, kPrefetch>(mr, p, pages, next, lo, hi, head_dim, column, o, ld);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace octavo
