@@ -95,12 +95,10 @@ class Answer:
         """Where two answers part, for a person; "" if they are equal."""
         if self == other:
             return ""
-        for i, (mine, theirs) in enumerate(zip(self.tokens, other.tokens)):
-            if mine != theirs:
-                return f"token {i} is {mine}, not {theirs}"
-        for i, (mine, theirs) in enumerate(zip(self.alternatives, other.alternatives)):
-            if mine != theirs:
-                return f"alternatives of token {i} are {mine}, not {theirs}"
+        for what in ("tokens", "alternatives"):
+            for i, (a, b) in enumerate(zip(getattr(self, what), getattr(other, what))):
+                if a != b:
+                    return f"{what}[{i}] is {a}, not {b}"
         mine, theirs = (np.frombuffer(a.logprobs, dtype=np.float32) for a in (self, other))
         if mine.shape == theirs.shape and (mine != theirs).any():
             gap = np.abs(mine - theirs)
@@ -169,7 +167,7 @@ def make_company(
 ) -> list[Ask]:
     """Other requests: greedy, seeded and unseeded, of mixed lengths, within `num_steps` steps."""
     rng = np.random.default_rng(count)
-    kinds = [
+    kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 0.9, "seed": 3},
         {"temperature": 1.0, "top_k": 7, "logprobs": 2},

@@ -87,6 +87,10 @@ class Runner:
         self._num_computed = end
         return {name: np.array(self.backend.to_numpy(tap)) for name, tap in taps.items()}
 
+    def restart(self) -> None:
+        """Forget the request; the next step begins another in the same blocks."""
+        self._num_computed = 0
+
     def greedy(
         self, prompt: Sequence[int], num_tokens: int, chunks: Sequence[int] = ()
     ) -> tuple[list[int], np.ndarray]:

@@ -1,0 +1,164 @@
+"""The default model against transformers in float32, on the same dequantised weights.
+
+Theirs is not asked to generate: one pass over each of our texts says what it would have chosen
+after every prefix of it. Where both choose the same up to a step, the texts are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from octavo.contracts.messages import RequestOutput
+from octavo.contracts.sampling_params import SamplingParams
+from octavo.contracts.tensor import DType
+from octavo.entrypoints.llm import LLM
+from octavo.models.files import ModelFiles, resolve_model
+from octavo.models.registry import build_model
+from tests.kernels.backends import make_backend
+from tests.models.runner import Runner
+
+pytestmark = pytest.mark.model
+
+torch.set_num_threads(1)
+
+NUM_TOKENS = 48
+PROMPTS = [
+    "The capital of France is",
+    "Here is the English alphabet: ABC",
+    "def fibonacci(n):\n    ",
+    "1, 1, 2, 3, 5, 8, 13, 21,",
+    "La tour Eiffel se trouve à",
+    "北京是中国的",
+    "Q: What is 17 + 25?\nA:",
+    '{"name": "Alice", "age": 30, "city":',
+    "SELECT name FROM users WHERE",
+    "Once upon a time, in a village by the sea, there lived an old fisherman who",
+    "<|im_start|>user\nWhat is the capital of Italy?<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>system\nYou are terse.<|im_end|>\n<|im_start|>user\nName three colours."
+    "<|im_end|>\n<|im_start|>assistant\n",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "🌶️ 👨‍👩‍👧‍👦 means",
+    "E = mc^2 is",
+    "# Shopping list\n\n- apples\n- ",
+    "A",
+    "\n\n",
+    "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the "
+    "slings and arrows of outrageous fortune, or to take arms against a sea of troubles, and by "
+    "opposing end them. To die, to sleep; no more; and by a sleep to say we end the heart-ache and "
+    "the thousand natural shocks that flesh is heir to: 'tis a consummation devoutly to be wished. "
+    "In modern English, this means that",
+    "Water boils at 100 degrees Celsius at sea level. At an altitude of 3000 metres it boils at",
+]
+
+
+@pytest.fixture(scope="module")
+def files(smollm2_path: Path) -> Iterator[ModelFiles]:
+    files = resolve_model(str(smollm2_path))
+    yield files
+    files.close()
+
+
+@pytest.fixture(scope="module")
+def ours(smollm2_path: Path) -> list[RequestOutput]:
+    """Greedy texts of all prompts, in one batch, in float32."""
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=5)
+    with LLM(str(smollm2_path), dtype="float32", max_model_len=512) as llm:
+        return llm.generate(PROMPTS, params, use_tqdm=False)
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """What transformers says after every prefix of one of our texts, the prompt first.
+
+    Attributes:
+        logprobs: [NUM_TOKENS, vocab] float64.
+        choices: [NUM_TOKENS], the likeliest id.
+        margins: [NUM_TOKENS], its logit less the second's.
+    """
+
+    logprobs: np.ndarray
+    choices: np.ndarray
+    margins: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def theirs(files: ModelFiles, ours: list[RequestOutput]) -> list[Theirs]:
+    values = {k: v for k, v in files.raw_config.items() if k not in ("dtype", "torch_dtype")}
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**values))
+    weights = {name: torch.from_numpy(t.to_float32().copy()) for name, t in files.weights()}
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model = model.to_empty(device="cpu").float().eval()
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)  # its buffers were empty
+    model.load_state_dict(weights, strict=True)
+    return [_ask(model, output) for output in ours]
+
+
+@torch.no_grad()
+def _ask(model: transformers.LlamaForCausalLM, output: RequestOutput) -> Theirs:
+    ids = [*output.prompt_token_ids, *output.outputs[0].token_ids[:-1]]
+    logits = model(torch.tensor([ids]), use_cache=False).logits[0, -NUM_TOKENS:]
+    top = logits.topk(2, dim=-1)
+    return Theirs(
+        torch.log_softmax(logits.double(), dim=-1).numpy(),
+        logits.argmax(dim=-1).numpy(),
+        (top.values[:, 0] - top.values[:, 1]).numpy(),
+    )
+
+
+def test_float32_chooses_the_same_tokens(ours: list[RequestOutput], theirs: list[Theirs]) -> None:
+    """Equal ids up to the first step whose margin is under 1e-3; at most two texts end there."""
+    ended = 0
+    for output, there in zip(ours, theirs):
+        ids = np.array(output.outputs[0].token_ids)
+        different = np.flatnonzero(ids != there.choices)
+        if len(different):
+            first = different[0]
+            assert there.margins[first] < 1e-3, f"{output.prompt!r} parts at step {first}"
+            ended += 1
+    assert ended <= 2
+
+
+def test_float32_logprobs(ours: list[RequestOutput], theirs: list[Theirs]) -> None:
+    """Of the sampled token and the five likeliest, within 1e-3 at every step."""
+    worst = 0.0
+    for output, there in zip(ours, theirs):
+        rows = output.outputs[0].logprobs
+        assert rows is not None
+        assert len(rows) == NUM_TOKENS
+        for row, expected in zip(rows, there.logprobs):
+            worst = max(worst, *(abs(entry.logprob - expected[i]) for i, entry in row.items()))
+    assert worst < 1e-3
+
+
+def test_bfloat16_stays_near(
+    files: ModelFiles, ours: list[RequestOutput], theirs: list[Theirs]
+) -> None:
+    """Forced along the same texts: every step with a margin of 0.25 agrees, and the mean of
+    KL(float32 ‖ bfloat16) is at most 2e-3."""
+    runner = Runner(
+        build_model(files.config),
+        list(files.weights()),
+        make_backend("cpu", DType.BF16, 1),
+        max_model_len=256,
+        max_tokens=256,
+    )
+    divergences = []
+    for output, there in zip(ours, theirs):
+        runner.restart()
+        ids = [*output.prompt_token_ids, *output.outputs[0].token_ids[:-1]]
+        x = runner.step(ids)["logits"][-NUM_TOKENS:].astype(np.float64)
+        x -= x.max(axis=-1, keepdims=True)
+        logprobs = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+        clear = there.margins >= 0.25
+        assert (logprobs.argmax(axis=-1) == there.choices)[clear].all(), output.prompt
+        divergences.append((np.exp(there.logprobs) * (there.logprobs - logprobs)).sum(axis=-1))
+    mean = float(np.mean(divergences))
+    assert 0 < mean <= 2e-3
