@@ -20,7 +20,7 @@ from octavo.entrypoints.openai.errors import APIError, as_api_error, json_respon
 from octavo.entrypoints.openai.gate import Gate
 from octavo.entrypoints.openai.responses import ModelCard, ModelList
 from octavo.entrypoints.openai.tokenization import detokenize, tokenize
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, shown
 from octavo.version import __version__
 
 if TYPE_CHECKING:
@@ -115,11 +115,11 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 async def _answer_http_error(request: Request, error: Any) -> Response:
     """Starlette's own: unknown routes and methods."""
-    path = request.url.path[:128]
+    path = shown(request.url.path)
     if error.status_code == 404:
-        message = f"there is no {path!r} here"
+        message = f"there is no {path} here"
     elif error.status_code == 405:
-        message = f"{request.method} is not allowed for {path!r}"
+        message = f"{request.method} is not allowed for {path}"
     else:
         message = str(error.detail)
     return APIError(error.status_code, message, headers=error.headers).response()

@@ -88,7 +88,8 @@ class _Chat:
 
     async def answer(self) -> Response:
         """The whole answer."""
-        [output] = outputs = await self.generation.final()
+        outputs = await self.generation.final()
+        output = outputs[0]
         choices = [
             ChatChoice(
                 index=c.index,

@@ -46,7 +46,7 @@ class ServerConfig:
     max_num_queued_tokens: int = option(
         0, "most prompt tokens that may wait; more get 503; 0: no limit"
     )
-    max_request_bytes: int = option(16 * 2**20, "largest body; more gets 413")
+    max_request_bytes: int = option(8 * 2**20, "largest body; more gets 413")
     max_logprobs: int = option(20, "most alternatives per token that one may ask for; -1: all")
     shutdown_timeout: float = option(30.0, "seconds that requests have to end after SIGTERM")
     body_timeout: float = option(60.0, "seconds that a request's body has to arrive")

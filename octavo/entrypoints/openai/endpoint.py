@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.sse import EventStream
+from octavo.errors import shown
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
@@ -134,10 +135,10 @@ def check_headers(scope: Scope) -> None:
     if media_type != b"application/json" and not (
         media_type.startswith(b"application/") and media_type.endswith(b"+json")
     ):
-        shown = media_type.decode("latin-1")[:64]
         raise APIError(
             415,
-            f"unsupported content type {shown!r}; send 'Content-Type: application/json'",
+            f"unsupported content type {shown(media_type.decode('latin-1'))}; send "
+            "'Content-Type: application/json'",
             code="unsupported_content_type",
         )
 

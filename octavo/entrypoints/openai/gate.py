@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.entrypoints.openai.errors import APIError
+from octavo.errors import shown
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
@@ -76,9 +77,9 @@ class Gate:
         finally:
             self._count(scope, status)
             logger.info(
-                "%s %r %s %.3fs %s",
+                "%s %s %s %.3fs %s",
                 scope["method"],
-                scope["path"],
+                shown(scope["path"]),
                 status,
                 time.monotonic() - started,
                 request_id,

@@ -198,10 +198,9 @@ async def _until(condition: Callable[[], bool], seconds: float) -> None:
 
 
 def _uvicorn_config(app: Any) -> uvicorn.Config:
-    for name in ("uvicorn", "uvicorn.error"):
-        uvicorn_logger = logging.getLogger(name)
-        uvicorn_logger.setLevel(logging.ERROR)
-        uvicorn_logger.parent = get_logger("octavo")
+    uvicorn_logger = logging.getLogger("uvicorn")
+    uvicorn_logger.setLevel(logging.ERROR)  # what is below that, the gate logs
+    uvicorn_logger.handlers = get_logger("octavo").handlers
     return uvicorn.Config(
         app,
         http=HTTPProtocol,

@@ -15,6 +15,7 @@ from octavo.entrypoints.openai.protocol import (
     TokenizeRequest,
 )
 from octavo.entrypoints.openai.responses import DetokenizeResponse, TokenizeResponse
+from octavo.errors import shown
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -47,8 +48,10 @@ async def detokenize(call: Call) -> Response:
     request = parse_body(call.body, DetokenizeRequest, {})
     model = call.server.model(request.model)
     size = model.engine.info.vocab_size
-    for i in request.tokens:
+    for i in (min(request.tokens, default=0), max(request.tokens, default=0)):
         if not 0 <= i < size:
-            raise bad_request(f"tokens holds {i}; the model's ids are 0…{size - 1}", "tokens")
+            raise bad_request(
+                f"tokens holds {shown(i)}; the model's ids are 0…{size - 1}", "tokens"
+            )
     decode = partial(model.engine.tokenizer.decode, skip_special_tokens=False)
     return json_response(DetokenizeResponse(prompt=await asyncio.to_thread(decode, request.tokens)))
