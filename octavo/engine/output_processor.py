@@ -89,6 +89,7 @@ class OutputProcessor:
                 result.to_abort.append(output.request_id)
             if completion.finished:
                 del self._completions[output.request_id]
+                completion.request.num_unfinished -= 1
             touched[completion.request.request_id] = completion.request
         for request_id, request in touched.items():
             made = request.make_output()
@@ -109,6 +110,7 @@ class OutputProcessor:
             for completion in request.completions:
                 if not completion.finished:
                     completion.abort()
+                    request.num_unfinished -= 1
                     del self._completions[completion.engine_id]
                     result.to_abort.append(completion.engine_id)
             made = request.make_output()
@@ -130,10 +132,11 @@ class _Request:
             _Completion(self, index, r.request_id, request.params, tokenizer)
             for index, r in enumerate(request.engine_requests)
         ]
+        self.num_unfinished = len(self.completions)
 
     @property
     def finished(self) -> bool:
-        return all(c.finished for c in self.completions)
+        return self.num_unfinished == 0
 
     def make_output(self) -> RequestOutput | None:
         """What the user is due now, by `output_kind`: DELTA has only completions with news, the
