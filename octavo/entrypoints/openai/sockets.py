@@ -30,10 +30,10 @@ def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
             _remove_socket(uds)
             sock.bind(uds)
             return sock
-        [family, kind, _, _, address], *_ = socket.getaddrinfo(
+        [family, kind, proto, _, address], *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        sock = socket.socket(family, kind)
+        sock = socket.socket(family, kind, proto)  # asyncio turns Nagle off only where it sees TCP
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except OSError as error:

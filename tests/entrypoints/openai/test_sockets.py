@@ -13,6 +13,7 @@ def test_tcp() -> None:
     with bind("127.0.0.1", 0) as sock:
         host, port = sock.getsockname()
         assert host == "127.0.0.1"
+        assert sock.proto == socket.IPPROTO_TCP
         with socket.socket() as client, pytest.raises(ConnectionRefusedError):
             client.connect((host, port))  # bound, but not listening yet
         sock.listen()
