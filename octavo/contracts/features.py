@@ -65,7 +65,8 @@ class SchedulerHook:
         return ()
 
     def on_preempt(self, request: RequestView) -> None:
-        """It lost its blocks and will be computed again."""
+        """It lost its blocks and will be computed again. They may be written to by the next step:
+        reads that outlive a step must be over before that step's forward (`before_forward`)."""
 
     def on_finish(self, request: RequestView) -> bool:
         """It ended. True keeps its blocks until `take_freed` names it."""

@@ -72,8 +72,10 @@ class SchedulerOutput:
         scheduled_drafts: request id → draft token ids at the end of its scheduled tokens.
         samples: ids of the requests whose last scheduled token is their last known one: they get
             a token sampled in this step.
-        finished_request_ids: ended since the last step; each id is sent once.
-        preempted_request_ids: to be dropped; they come back as new.
+        finished_request_ids: ended since the last step; each id is sent once. A worker may not
+            hold it (any more).
+        preempted_request_ids: to be dropped; they come back as new. These and the finished ones go
+            before the new ones come: an id that ended may be that of a new request.
         block_copies: done before the forward, in order.
         blocks_to_clear: pages to zero before the forward (groups whose kernels need it).
         grammar_request_ids: requests whose sampling needs a token mask.
@@ -111,7 +113,8 @@ class RunnerOutput:
     Attributes:
         sampled_token_ids: ragged; empty where nothing was to be sampled.
         logprobs: request id → rows for its sampled tokens.
-        prompt_logprobs: request id → rows for the prompt tokens computed in this step.
+        prompt_logprobs: request id → rows for the prompt tokens computed in this step: row i is
+            about the token that follows the i-th of them, as long as it is one of the prompt.
         pooler_outputs: request id → vector.
         errors: request id → why this request alone failed.
         extras: per-feature results, keyed by feature.

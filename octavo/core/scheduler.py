@@ -227,7 +227,7 @@ class Scheduler:
     def _schedule_waiting(self, plan: StepPlan) -> None:
         """Admit waiting requests, in order, while there are places, tokens and blocks."""
         waiting, running = self._waiting.requests, self._running.requests
-        if not waiting:
+        if not waiting or len(running) >= self._config.max_num_seqs:
             return
         # Blocks that admitted prompts have not taken yet: admitting by these too would end in
         # preemptions. Requests that are decoding take what is there.

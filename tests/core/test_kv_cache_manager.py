@@ -61,6 +61,18 @@ def test_allocation_is_all_or_nothing() -> None:
     assert kv.allocate_slots(a, 15) == ([],)
 
 
+def test_cached_blocks_that_are_taken_again_are_no_longer_free() -> None:
+    kv = manager(num_blocks=5)
+    a, b = request(50, kv), request(70, kv)
+    compute(kv, a)
+    kv.free(a)
+    prefix = kv.get_computed_blocks(b)
+    assert (prefix.num_tokens, kv.num_free_blocks) == (48, 4)
+    assert kv.allocate_slots(b, 22, prefix) is None  # three come back, and one is left for two
+    assert (kv.num_free_blocks, ids(b)) == (4, [])
+    assert kv.allocate_slots(b, 16, prefix) is not None
+
+
 def test_groups_take_blocks_from_one_pool_together_or_not() -> None:
     kv = manager(num_blocks=6, windows=(None, 40))
     a = request(48, kv)
