@@ -1,0 +1,91 @@
+// NEON of AArch64: 4 lanes. All of it belongs to the base architecture.
+#pragma once
+
+#include <arm_neon.h>
+
+#include "simd/common.h"
+
+namespace octavo {
+namespace {
+
+using F32 = float32x4_t;
+constexpr int kLanes = 4;
+constexpr int kTileVectors = 4;
+constexpr int kNarrowTileVectors = 8;
+constexpr int kScoreRows = 4;
+constexpr int kScoreBlocks = 1;
+constexpr int kValueRows = 4;
+constexpr int kValueVectors = 4;
+
+OCTAVO_INLINE F32 load(const float* p) { return vld1q_f32(p); }
+OCTAVO_INLINE void store(float* p, F32 v) { vst1q_f32(p, v); }
+OCTAVO_INLINE F32 set1(float x) { return vdupq_n_f32(x); }
+OCTAVO_INLINE F32 add(F32 a, F32 b) { return vaddq_f32(a, b); }
+OCTAVO_INLINE F32 sub(F32 a, F32 b) { return vsubq_f32(a, b); }
+OCTAVO_INLINE F32 mul(F32 a, F32 b) { return vmulq_f32(a, b); }
+OCTAVO_INLINE F32 div(F32 a, F32 b) { return vdivq_f32(a, b); }
+OCTAVO_INLINE F32 fma(F32 a, F32 b, F32 c) { return vfmaq_f32(c, a, b); }
+OCTAVO_INLINE F32 vmax(F32 a, F32 b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+OCTAVO_INLINE F32 vmin(F32 a, F32 b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+OCTAVO_INLINE F32 vsqrt(F32 a) { return vsqrtq_f32(a); }
+OCTAVO_INLINE F32 round_even(F32 a) { return vrndnq_f32(a); }
+OCTAVO_INLINE F32 pow2(F32 n) {
+  const int32x4_t biased = vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127));
+  return vreinterpretq_f32_s32(vshlq_n_s32(biased, 23));
+}
+OCTAVO_INLINE F32 select_greater(F32 a, F32 b, F32 x, F32 y) {
+  return vbslq_f32(vcgtq_f32(a, b), x, y);
+}
+OCTAVO_INLINE float reduce_add(F32 v) {
+  const float32x2_t s = vadd_f32(vget_low_f32(v), vget_high_f32(v));
+  return vget_lane_f32(s, 0) + vget_lane_f32(s, 1);
+}
+OCTAVO_INLINE float reduce_max(F32 v) { return vmaxvq_f32(v); }
+OCTAVO_INLINE unsigned lane_bits(uint32x4_t mask) {
+  const uint32x4_t weights = {1, 2, 4, 8};
+  return vaddvq_u32(vandq_u32(mask, weights));
+}
+OCTAVO_INLINE unsigned mask_greater(F32 a, F32 b) { return lane_bits(vcgtq_f32(a, b)); }
+OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) { return lane_bits(vcgeq_f32(a, b)); }
+OCTAVO_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+struct ElemBf16Widened {
+  using T = bf16;
+  struct B {
+    F32 first, second;
+  };
+  static constexpr int kStep = 2;
+  static constexpr int kMaxRows = 4;
+  static constexpr int kMaxUnblockedK = 1536;
+  static constexpr int kBlockK = 1024;
+  static constexpr DType kDType = DType::kBf16;
+
+  static OCTAVO_INLINE B split(uint32x4_t u) {
+    return {vreinterpretq_f32_u32(vshlq_n_u32(u, 16)),
+            vreinterpretq_f32_u32(vandq_u32(u, vdupq_n_u32(0xffff0000u)))};
+  }
+  static OCTAVO_INLINE B load(const T* p) { return split(vreinterpretq_u32_u16(vld1q_u16(p))); }
+  static OCTAVO_INLINE B broadcast(const T* p) {
+    std::uint32_t pair;
+    __builtin_memcpy(&pair, p, 4);
+    return split(vdupq_n_u32(pair));
+  }
+  static OCTAVO_INLINE F32 dot(F32 acc, B a, B b) {
+    return fma(a.second, b.second, fma(a.first, b.first, acc));
+  }
+  static OCTAVO_INLINE B keep_first(B b) { return {b.first, vdupq_n_f32(0.0f)}; }
+  static OCTAVO_INLINE B keep_second(B b) { return {vdupq_n_f32(0.0f), b.second}; }
+  static OCTAVO_INLINE F32 widen(const T* p) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+  }
+  static OCTAVO_INLINE void narrow(T* p, F32 v) {
+    const uint32x4_t u = vreinterpretq_u32_f32(v);
+    const uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+    const uint32x4_t rounded = vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    const uint32x4_t quiet = vorrq_u32(u, vdupq_n_u32(0x400000));
+    vst1_u16(p, vshrn_n_u32(vbslq_u32(vceqq_f32(v, v), rounded, quiet), 16));
+  }
+};
+
+}  // namespace
+}  // namespace octavo
