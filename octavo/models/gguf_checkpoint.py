@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: Hugging Face names, rows in Hugging Face's order."""
+"""A GGUF file as a checkpoint: Hugging Face names and values, rows in Hugging Face's order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GGUFCheckpoint:
 
     def __init__(self, file: GGUFFile, config: dict[str, Any]) -> None:
         self._file = file
-        self._permuted = gguf_architecture(file).permuted_qk
+        self._architecture = gguf_architecture(file)
         self._num_heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
 
     @property
@@ -34,11 +34,13 @@ class GGUFCheckpoint:
     def weights(self) -> Iterator[tuple[str, HostTensor]]:
         """All tensors but known extras. Types without a `DType` are dequantized when they come."""
         for stored_name in self._file.tensors:
-            name = hf_name(stored_name)
+            name = hf_name(stored_name, self._architecture.block_names)
             if name is None:
                 continue
             tensor = self._file.tensor(stored_name)
             match = _Q_OR_K.fullmatch(name)
-            if match and self._permuted:
+            if match and self._architecture.permuted_qk:
                 tensor = unpermute_rows(tensor, self._num_heads[match[1]])
+            if self._architecture.norm_offset and name.endswith("norm.weight"):
+                tensor = HostTensor.of(tensor.to_float32() - self._architecture.norm_offset)
             yield name, tensor

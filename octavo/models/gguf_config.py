@@ -1,12 +1,7 @@
-"""GGUF metadata → a configuration with Hugging Face's keys.
-
-A further architecture is one entry of `ARCHITECTURES`.
-"""
+"""GGUF metadata → a configuration with Hugging Face's keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,46 +10,9 @@ from octavo.config.model import ConfigReader
 from octavo.errors import WeightsError
 from octavo.log import get_logger
 from octavo.models.gguf import GGUFFile
+from octavo.models.gguf_families import ARCHITECTURES, GGUFArchitecture, read_float32
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GGUFArchitecture:
-    """What a value of `general.architecture` stands for.
-
-    Attributes:
-        family: from the metadata, the keys of config.json that GGUF does not store; one GGUF
-            architecture may serve several classes.
-        permuted_qk: rows of q and k are in llama.cpp's order (gguf_names.unpermute_rows).
-    """
-
-    family: Callable[[ConfigReader], dict[str, Any]]
-    permuted_qk: bool = False
-
-
-def _llama_family(metadata: ConfigReader) -> dict[str, Any]:
-    if metadata.int("llama.expert_count", 0):
-        raise metadata.unsupported("mixtures of experts (llama.expert_count) are not supported")
-    window = metadata.int("llama.attention.sliding_window", None)
-    if window is None:
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_act": "silu",
-        }
-    return {
-        "architectures": ["MistralForCausalLM"],
-        "model_type": "mistral",
-        "hidden_act": "silu",
-        "sliding_window": window,
-    }
-
-
-ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
-    "llama": GGUFArchitecture(family=_llama_family, permuted_qk=True),
-}
-"""By general.architecture."""
 
 
 def gguf_architecture(file: GGUFFile) -> GGUFArchitecture:
@@ -96,8 +54,8 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": metadata.int(f"{prefix}.attention.head_count_kv", num_heads),
         "max_position_embeddings": metadata.int(f"{prefix}.context_length"),
-        "rms_norm_eps": _float32(metadata, f"{prefix}.attention.layer_norm_rms_epsilon"),
-        "rope_theta": _float32(metadata, f"{prefix}.rope.freq_base", 10000.0),
+        "rms_norm_eps": read_float32(metadata, f"{prefix}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": read_float32(metadata, f"{prefix}.rope.freq_base", 10000.0),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -145,6 +103,8 @@ def _token_ids(metadata: ConfigReader) -> dict[str, int]:
 def _rope_scaling(
     file: GGUFFile, metadata: ConfigReader, prefix: str, max_position: int
 ) -> dict[str, Any] | None:
+    if "rope_factors_long.weight" in file.tensors:
+        return _longrope(file, metadata, f"{prefix}.rope.scaling", max_position)
     kind = metadata.choice(
         f"{prefix}.rope.scaling.type", ("none", "linear", "yarn"), default="none"
     )
@@ -161,10 +121,30 @@ def _rope_scaling(
         }
     if kind == "none":
         return None
-    scaling = {"rope_type": kind, "factor": _float32(metadata, f"{prefix}.rope.scaling.factor")}
+    scaling = {"rope_type": kind, "factor": read_float32(metadata, f"{prefix}.rope.scaling.factor")}
     if kind == "yarn":
         key = f"{prefix}.rope.scaling.original_context_length"
         scaling["original_max_position_embeddings"] = metadata.int(key, max_position)
+    return scaling
+
+
+def _longrope(
+    file: GGUFFile, metadata: ConfigReader, prefix: str, max_position: int
+) -> dict[str, Any]:
+    """Phi-3's, whose factors are two tensors."""
+    if "rope_factors_short.weight" not in file.tensors:
+        raise WeightsError(f"{file.path}: tensor rope_factors_short.weight is missing")
+    scaling = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": metadata.int(
+            f"{prefix}.original_context_length", max_position
+        ),
+    }
+    if f"{prefix}.attn_factor" in metadata:
+        scaling["attention_factor"] = read_float32(metadata, f"{prefix}.attn_factor")
+    for kind in ("short", "long"):
+        factors = file.tensor(f"rope_factors_{kind}.weight").to_float32().ravel()
+        scaling[f"{kind}_factor"] = [float(str(factor)) for factor in factors]
     return scaling
 
 
@@ -183,8 +163,3 @@ def _rope_factors(file: GGUFFile) -> list[float] | None:
         logger.warning("%s: rope_freqs.weight holds no frequency divisors; ignored", file.path)
         return None
     return None if (factors == 1).all() else [float(f) for f in factors]
-
-
-def _float32(metadata: ConfigReader, key: str, *default: float) -> float:
-    """A number as its author wrote it: 1e-05, not the float32's 9.999999747378752e-06."""
-    return float(str(np.float32(metadata.float(key, *default))))

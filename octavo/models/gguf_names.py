@@ -7,6 +7,7 @@ through unchanged, so that the loader reports it as it stands in the file.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -20,7 +21,9 @@ _TOP = {
 _BLOCK = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
+    "attn_q_norm": "self_attn.q_norm",
     "attn_k": "self_attn.k_proj",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
@@ -28,15 +31,19 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_EXTRAS = {"rope_freqs.weight"}
-"""Known tensors that are no weights: `rope_freqs` goes into the configuration (gguf_config)."""
+_EXTRAS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+"""Known tensors that are no weights: they go into the configuration (gguf_config)."""
 
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?([a-z0-9_]+)\.(weight|bias)")
 _EXTRA_IN_BLOCK = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?")
 
 
-def hf_name(name: str) -> str | None:
-    """The Hugging Face name of a GGUF tensor; None for a known extra."""
+def hf_name(name: str, block_names: Mapping[str, str] = _BLOCK) -> str | None:
+    """The Hugging Face name of a GGUF tensor; None for a known extra.
+
+    Args:
+        block_names: of tensors in a block, as far as an architecture has others than Llama.
+    """
     if name in _EXTRAS or _EXTRA_IN_BLOCK.fullmatch(name):
         return None
     match = _NAME.fullmatch(name)
@@ -45,7 +52,8 @@ def hf_name(name: str) -> str | None:
     block, stem, kind = match.groups()
     if block is None:
         return f"{_TOP[stem]}.{kind}" if stem in _TOP else name
-    return f"model.layers.{block}.{_BLOCK[stem]}.{kind}" if stem in _BLOCK else name
+    found = block_names.get(stem) or _BLOCK.get(stem)
+    return f"model.layers.{block}.{found}.{kind}" if found else name
 
 
 def unpermute_rows(tensor: HostTensor, num_heads: int) -> HostTensor:

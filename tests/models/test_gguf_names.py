@@ -19,7 +19,9 @@ from octavo.models.gguf_names import hf_name, unpermute_rows
         ("blk.3.attn_output.weight", "model.layers.3.self_attn.o_proj.weight"),
         ("blk.3.ffn_norm.weight", "model.layers.3.post_attention_layernorm.weight"),
         ("blk.3.ffn_down.weight", "model.layers.3.mlp.down_proj.weight"),
+        ("blk.3.attn_q_norm.weight", "model.layers.3.self_attn.q_norm.weight"),
         ("rope_freqs.weight", None),
+        ("rope_factors_long.weight", None),
         ("blk.3.attn_rot_embd", None),
         ("blk.3.attn_rot_embd.weight", None),
         ("blk.0.foo.weight", "blk.0.foo.weight"),
@@ -30,6 +32,13 @@ from octavo.models.gguf_names import hf_name, unpermute_rows
 )
 def test_names(stored: str, name: str | None) -> None:
     assert hf_name(stored) == name
+
+
+def test_an_architecture_has_names_of_its_own() -> None:
+    own = {"ffn_norm": "pre_mlp_norm", "new": "mlp.new"}
+    assert hf_name("blk.1.ffn_norm.weight", own) == "model.layers.1.pre_mlp_norm.weight"
+    assert hf_name("blk.1.new.bias", own) == "model.layers.1.mlp.new.bias"
+    assert hf_name("blk.1.attn_q.weight", own) == "model.layers.1.self_attn.q_proj.weight"
 
 
 def permute(weights: np.ndarray, num_heads: int) -> np.ndarray:
