@@ -33,6 +33,4 @@ def fetch_model(config: ModelConfig) -> Path:
         def show(num_bytes: int, total: int | None) -> None:
             bar.update(task, completed=num_bytes, total=total, visible=True)
 
-        return locate_model(
-            config.model, revision=config.revision, weights=weights, progress=show
-        )
+        return locate_model(config.model, revision=config.revision, weights=weights, progress=show)
