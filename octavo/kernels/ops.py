@@ -105,7 +105,7 @@ class HeadShape:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadNorm:
-    """RMS norm over each head's dims of q and k, before rope (Qwen3, Gemma 3). Weights [head_dim]."""
+    """RMS norm over each head's dims of q and k, before rope (Qwen3, Gemma 3). q, k [head_dim]."""
 
     q: Weight
     k: Weight
@@ -177,7 +177,7 @@ class Ops(ABC):
     @op
     @abstractmethod
     def gated_linear(self, x: Value, weight: Weight, activation: Activation) -> Value:
-        """activation(x @ gate.T) * (x @ up.T) → act [*, N/2]. weight from pack_linear(gated=True)."""
+        """activation(x @ gate.T) * (x @ up.T) → act [*, N/2]. weight: pack_linear(gated=True)."""
 
     # ---- attention
 
@@ -322,9 +322,9 @@ class SamplingOps(ABC):
 
     The draw (`sample`), the same in every back end: one uniform number u per row from the
     counter-based stream (`kernels.rng`), and inverse transform in order of token id over the
-    weights exp((logit - max) / T) of the tokens that top-k, top-p and min-p keep: the first id whose
-    running sum exceeds u * total (sums in float64). Filters: temperature, then min_p relative to
-    the most likely, then top-k, then top-p over what top-k kept (vLLM's order); the most likely
+    weights exp((logit - max) / T) of the tokens that top-k, top-p and min-p keep: the first id
+    whose running sum exceeds u * total (sums in float64). Filters: temperature, then min_p relative
+    to the most likely, then top-k, then top-p over what top-k kept (vLLM's order); the most likely
     token always stays; ties in a cut go to the lower id.
     """
 
