@@ -20,8 +20,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,6 +65,11 @@ def _framed(data: bytes) -> bytes:
     return struct.pack("<Q", len(data)) + data
 
 
+def _packed(token_ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian int32: four bytes each, nothing cut off."""
+    return struct.pack(f"<{len(token_ids)}i", *token_ids)
+
+
 class BlockHasher:
     """Computes the chain of hashes of a request's full blocks.
 
@@ -105,7 +108,7 @@ class BlockHasher:
             token_ids: all tokens of the block, each in int32.
             extra_keys: (kind, value) each.
         """
-        return self._digest(parent, np.array(token_ids, dtype="<i4").tobytes(), extra_keys)
+        return self._digest(parent, _packed(token_ids), extra_keys)
 
     def extend(self, request: Request) -> None:
         """Bring `request.block_hashes` up to all full blocks of its known tokens."""
@@ -113,7 +116,7 @@ class BlockHasher:
         start, end = len(hashes) * size, len(request.token_ids) // size * size
         if start >= end:
             return
-        tokens = np.array(request.token_ids[start:end], dtype="<i4").tobytes()
+        tokens = _packed(request.token_ids[start:end])
         width = 4 * size
         parent = hashes[-1] if hashes else None
         for i in range(0, len(tokens), width):

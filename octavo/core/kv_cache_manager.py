@@ -2,11 +2,12 @@
 
 When is a freed block safe to hand out, with steps in flight that still use it (invariant 10)?
 At once, because workers run steps one after the other, each as: clears and copies, then the
-forward. Say steps up to k have been scheduled and a block is freed now. Its next owner first
-appears in step k+1. All reads and writes by its last owner are in steps ≤ k (that owner is in no
-later step), and copies out of it are in steps ≤ k, so they are over before step k+1 touches the
-block. For the same reason a block may be shared while the step that fills it is in flight. Two
-things would break this, and are excluded:
+forward. Say steps up to k have been scheduled and a block is freed now. Its next owner appears in
+step k+1 at the earliest. All reads and writes by its last owner are in steps ≤ k: that owner is in
+no later step, or its window has left the block behind for every token not processed yet. Copies out
+of the block are in steps ≤ k as well. So all is over before step k+1 touches it. For the same
+reason a block may be shared while the step that fills it is in flight. Two things would break this,
+and are excluded:
   * Within a step, copies run before the forward. So the source of a copy is held until the step
     is built: it cannot become the target of another copy, or be filled, in that same step.
   * Reads that outlive their step (a connector that saves KV in the background). The hook that
