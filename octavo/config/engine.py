@@ -13,6 +13,7 @@ from octavo.errors import ConfigError, shown
 MAX_NUM_SEQS = 4096
 MAX_NUM_BATCHED_TOKENS = 131072
 MAX_SEED = 2**63 - 1
+MAX_FAKE_STEP_TIME = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,7 @@ class EngineConfig:
             _in_range("num_gpu_blocks_override", cache.num_gpu_blocks_override, 2, 2**31 - 1)
         if self.device.num_threads is not None:
             _in_range("num_threads", self.device.num_threads, 1, 1024)
+        _in_range("fake_step_time", self.device.fake_step_time, 0.0, MAX_FAKE_STEP_TIME)
         return self
 
     def resolve(self, *, model_max_len: int) -> EngineConfig:
@@ -101,7 +103,7 @@ def section_fields(section: str) -> tuple[Any, ...]:
     return fields(_SECTIONS[section])
 
 
-def _in_range(name: str, value: int, low: int, high: int) -> None:
+def _in_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ConfigError(f"{name}={shown(value)} must be in {low}…{high}")
 

@@ -75,3 +75,4 @@ class DeviceConfig:
     distributed_executor_backend: ExecutorName = option(
         "uni", "uni: in the core's process; fake: no model, to measure the engine around it"
     )
+    fake_step_time: float = option(0.0, "seconds that a step of the fake executor takes")

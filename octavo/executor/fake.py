@@ -1,10 +1,12 @@
 """An executor without a model: what the engine around it costs is what remains to be measured.
 
-Its tokens are a fixed function of a request's length, so that runs repeat; its steps take no time.
+Its tokens are a fixed function of a request's length, so that runs repeat; its steps take as long
+as they are told to (`fake_step_time`).
 """
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 
 from octavo.config.engine import EngineConfig
@@ -63,6 +65,7 @@ class FakeExecutor(Executor):
     def sample_tokens(self, grammar: GrammarOutput | None) -> Future[RunnerOutput]:
         step, lengths = self._step, self._lengths
         assert step is not None
+        time.sleep(self._config.device.fake_step_time)
         for request_id in (*step.finished_request_ids, *step.preempted_request_ids):
             lengths.pop(request_id, None)
         for new in step.new_requests:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.config.engine import EngineConfig
+from octavo.config.engine import MAX_NUM_SEQS, EngineConfig
 from octavo.entrypoints.cli.fetch import fetch_model
 from octavo.entrypoints.cli.options import engine_options
+from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
     from octavo.contracts.features import SchedulerHook
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from octavo.entrypoints.bench.report import Report
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
+
+_FAKE_STEP_TIME = 0.1
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Output = Annotated[
@@ -102,6 +106,81 @@ def paging(
     _bench(engine, lambda e: run(e, options, occupancy), as_json, output, hooks=[occupancy])
 
 
+@app.command("serve")
+@engine_options
+def serve(
+    engine: EngineConfig,
+    base_url: Annotated[
+        str | None,
+        typer.Option(help="A running server; without it one is started with the options below."),
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="Key of that server.")] = None,
+    fake_executor: Annotated[
+        bool,
+        typer.Option(
+            "--fake-executor",
+            help="Start the server without a model: what is around it is measured.",
+        ),
+    ] = False,
+    num_prompts: Annotated[int, _count("Requests.")] = 256,
+    input_len: Annotated[int, _count("Tokens of a random prompt.")] = 128,
+    output_len: Annotated[int, _count("Tokens to generate.")] = 128,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(help="Prompts, one per line, instead of random ones; JSON if *.jsonl."),
+    ] = None,
+    request_rate: Annotated[
+        float, typer.Option(help="Requests per second (Poisson); inf sends all at once.")
+    ] = math.inf,
+    max_concurrency: Annotated[
+        int | None, _count("Most requests in progress. Default: no limit.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Of the sampling.", min=0, max=2)] = 0.0,
+    workload_seed: Seed = 0,
+    as_json: Json = False,
+    output: Output = None,
+) -> None:
+    """A server and its clients: latencies, throughput, CPU time per token."""
+    from octavo.entrypoints.bench.serve import ServeOptions, run
+    from octavo.entrypoints.bench.server_process import ServerProcess, engine_arguments
+    from octavo.entrypoints.http_client import Endpoint
+
+    options = ServeOptions(
+        num_prompts=num_prompts,
+        input_len=input_len,
+        output_len=output_len,
+        prompt_file=prompt_file,
+        request_rate=request_rate,
+        max_concurrency=max_concurrency,
+        temperature=temperature,
+        seed=workload_seed,
+    )
+    if base_url is not None:
+        if fake_executor or (given := engine_arguments(engine)):
+            names = "--fake-executor" if fake_executor else given[0].partition("=")[0]
+            raise ConfigError(f"{names} is for a server that is started here: drop --base-url")
+        _print(run(Endpoint(base_url, api_key), options), as_json, output)
+        return
+    if fake_executor:
+        engine = _without_model(engine, min(num_prompts, max_concurrency or num_prompts))
+    fetch_model(engine.model)
+    with ServerProcess(engine_arguments(engine)) as server:
+        report = run(Endpoint(server.url), options, cpu_seconds=server.cpu_seconds)
+    _print(report, as_json, output)
+
+
+def _without_model(engine: EngineConfig, num_streams: int) -> EngineConfig:
+    """The same around the fake executor, where all streams run at once, and slowly enough that a
+    stream has an event for every token: a front end that cannot keep up joins them."""
+    seconds = engine.device.fake_step_time or _FAKE_STEP_TIME
+    return replace(
+        engine,
+        model=replace(engine.model, load_format="dummy"),
+        scheduler=replace(engine.scheduler, max_num_seqs=min(num_streams, MAX_NUM_SEQS)),
+        device=replace(engine.device, distributed_executor_backend="fake", fake_step_time=seconds),
+    )
+
+
 def _bench(
     config: EngineConfig,
     run: Callable[[LLMEngine], Report],
@@ -117,6 +196,10 @@ def _bench(
         if not as_json:
             typer.echo(format_plan(engine.info.memory_plan))
         report = run(engine)
+    _print(report, as_json, output)
+
+
+def _print(report: Report, as_json: bool, output: Path | None) -> None:
     if output is not None:
         output.write_text(report.to_json() + "\n")
     typer.echo(report.to_json() if as_json else report.to_text())
