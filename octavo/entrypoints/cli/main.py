@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from octavo.entrypoints.cli import bench, generate, pull, serve
+from octavo.entrypoints.cli import bench, generate, models, pull, serve
 from octavo.errors import OctavoError
 from octavo.log import configure_logging, get_logger
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
 app.command("pull")(pull.pull)
+app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
 
 
