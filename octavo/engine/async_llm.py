@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -108,7 +108,7 @@ class AsyncLLM:
 
     @classmethod
     async def _start(cls, config: EngineConfig, handle: CoreHandle) -> AsyncLLM:
-        from octavo.engine.tokenizer import load_tokenizer
+        from octavo.engine.tokenizer import tokenizer_of
         from octavo.models.files import resolve_model
 
         loop = asyncio.get_running_loop()
@@ -123,8 +123,7 @@ class AsyncLLM:
         await _receive(socket, exited, wire.Hello)
         start = wire.Start(config=config, model_path=str(files.path))
         await socket.send_multipart([handle.identity, Encoder().encode(start)])
-        load = partial(load_tokenizer, files, chat_template=model.chat_template)
-        tokenizer = await loop.run_in_executor(None, load)
+        tokenizer = await loop.run_in_executor(None, tokenizer_of, model, files)
         ready = await _receive(socket, exited, wire.Ready)
         engine = cls(handle, tokenizer, ready.info)
         engine._input_processor = InputProcessor(
@@ -148,7 +147,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request as they come (`SamplingParams.output_kind`). A slow reader
         gets fewer, larger ones. Leaving the generator aborts the request.
 
@@ -185,6 +184,11 @@ class AsyncLLM:
         for output in aborted.request_outputs:
             self._deliver(output)
         await self._abort_in_core(aborted.to_abort, "api")
+
+    async def check_num_chars(self, num_chars: int, param: str) -> None:
+        """Refuse a text that cannot fit before it is tokenized. Raises PromptTooLongError."""
+        check = partial(self._input_processor.check_num_chars, param=param)
+        await self._in_thread(check, num_chars)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Text to ids, off the event loop."""
@@ -301,6 +305,7 @@ class AsyncLLM:
             for engine_id in processed.to_abort:
                 self.metrics.finish_request(engine_id, FinishReason.STOP)
             await self._send(wire.Abort(request_ids=processed.to_abort))
+        await asyncio.sleep(0)  # the readers' turn: messages may be waiting without end
 
     def _deliver(self, output: RequestOutput) -> None:
         stream = self._streams.get(output.request_id)
@@ -400,6 +405,8 @@ def _joined(old: RequestOutput, new: RequestOutput) -> RequestOutput:
                 completion.logprobs = before.logprobs + (completion.logprobs or [])
         outputs[completion.index] = completion
     new.outputs = [outputs[i] for i in sorted(outputs)]
+    if new.prompt_logprobs is None:
+        new.prompt_logprobs = old.prompt_logprobs
     return new
 
 

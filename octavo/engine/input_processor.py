@@ -5,6 +5,7 @@ Everything that can be wrong with a request is found here, before the core hears
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ class InputProcessor:
         self._generation_config = generation_config if config.generation_config == "auto" else {}
         self._eos_token_ids = _eos_token_ids(tokenizer, generation_config, vocab_size)
         self._seed = config.seed
-        self._num_seeds_drawn = 0
+        self._seed_numbers = itertools.count(1)  # atomic: several threads may process
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
         """What a request without parameters gets: the model's generation config over our defaults,
@@ -209,14 +210,22 @@ class InputProcessor:
             return None, self._check_ids(prompt), salt
         raise _wrong_type("prompt", prompt, "a string, a list of token ids or a dict")
 
-    def _tokenize(self, text: str) -> list[int]:
+    def check_num_chars(self, num_chars: int, *, param: str = "prompt") -> None:
+        """Refuse a text that cannot fit before it is tokenized: 10 MB take many seconds.
+
+        Raises:
+            PromptTooLongError: no text of so many characters has few enough tokens.
+        """
         limit = self._max_model_len
-        if len(text) > limit and len(text) > limit * self._longest_token:
+        if num_chars > limit and num_chars > limit * self._longest_token:
             raise PromptTooLongError(
-                f"the prompt has {len(text)} characters, more than max_model_len={limit} tokens "
+                f"the prompt has {num_chars} characters, more than max_model_len={limit} tokens "
                 f"of at most {self._longest_token} characters can hold; shorten it",
-                param="prompt",
+                param=param,
             )
+
+    def _tokenize(self, text: str) -> list[int]:
+        self.check_num_chars(len(text))
         _check_unicode("prompt", text)
         token_ids = self._tokenizer.encode(text)
         self._check_length(len(token_ids))
@@ -283,8 +292,7 @@ class InputProcessor:
 
     def _draw_seed(self) -> int:
         """The next seed, below 2⁶³ (SplitMix64, shifted)."""
-        self._num_seeds_drawn += 1
-        z = (self._seed + self._num_seeds_drawn * 0x9E3779B97F4A7C15) % 2**64
+        z = (self._seed + next(self._seed_numbers) * 0x9E3779B97F4A7C15) % 2**64
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
         return (z ^ (z >> 31)) >> 1

@@ -14,9 +14,9 @@ from octavo.engine.core import EngineCore
 from octavo.engine.core_client import CoreClient, InprocClient
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
 from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.tokenizer import Tokenizer, load_tokenizer
+from octavo.engine.tokenizer import Tokenizer, tokenizer_of
 from octavo.executor.registry import executor_of
-from octavo.models.files import resolve_model, resolve_tokenizer
+from octavo.models.files import resolve_model
 
 
 class LLMEngine:
@@ -64,10 +64,7 @@ class LLMEngine:
         config = config.checked()
         model = config.model
         files = resolve_model(model.model, revision=model.revision, load_format=model.load_format)
-        tokenizer = load_tokenizer(
-            files if model.tokenizer is None else resolve_tokenizer(model.tokenizer),
-            chat_template=model.chat_template,
-        )
+        tokenizer = tokenizer_of(model, files)
         core = EngineCore(config, executor_of(config, files), hooks)
         files.close()
         try:

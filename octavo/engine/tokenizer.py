@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.config.sections import ModelConfig
 from octavo.engine.chat_messages import (
     last_content,
     map_strings,
@@ -18,12 +19,23 @@ from octavo.engine.chat_messages import (
 )
 from octavo.engine.chat_template import ChatTemplate
 from octavo.errors import ChatTemplateError, ConfigError, RequestError, shown
-from octavo.models.files import ModelFiles
+from octavo.models.files import ModelFiles, resolve_tokenizer
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer_parts import TokenizerParts
 
 _BYTE_TOKEN_LENGTH = len("<0x00>")
+
+
+def tokenizer_of(config: ModelConfig, files: ModelFiles) -> Tokenizer:
+    """The tokenizer that a configuration asks for: the model's, or that of another place.
+
+    Raises:
+        DownloadError: the other place cannot be reached.
+        TokenizerError, ConfigError: as `load_tokenizer`.
+    """
+    source = files if config.tokenizer is None else resolve_tokenizer(config.tokenizer)
+    return load_tokenizer(source, chat_template=config.chat_template)
 
 
 def load_tokenizer(files: ModelFiles, *, chat_template: str | None = None) -> Tokenizer:

@@ -33,7 +33,7 @@ async def render_chat(
                 f"chat_template_kwargs must not hold {name!r}", "chat_template_kwargs"
             )
     tools = _tools(request)
-    await model.check_num_chars(sum(map(_num_chars, request.messages or ())), "messages")
+    await model.engine.check_num_chars(sum(map(_num_chars, request.messages or ())), "messages")
     ids = await model.engine.render_chat(
         request.messages or [],
         add_generation_prompt=not go_on if opens is None else opens,

@@ -67,7 +67,7 @@ async def create_completion(call: Call) -> Response | EventStream:
     ids = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            await model.check_num_chars(len(prompt), "prompt")
+            await model.engine.check_num_chars(len(prompt), "prompt")
             prompt = await model.engine.tokenize(prompt, add_special_tokens=special)
         ids.append(prompt)
     generation = prepare(ids)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -133,14 +133,13 @@ class Generation:
         return last
 
     def _generate(self, i: int) -> AsyncGenerator[RequestOutput, None]:
-        outputs = self.model.engine.generate(
+        return self.model.engine.generate(
             {"prompt_token_ids": self.prompts[i]},
             self._params(i),
             self._ids[i],
             priority=self.priority,
             cache_salt=self.cache_salt,
         )
-        return cast("AsyncGenerator[RequestOutput, None]", outputs)
 
     def _params(self, i: int) -> SamplingParams:
         if self.params.max_tokens is not None or self.default_max_tokens is None:

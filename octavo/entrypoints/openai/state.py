@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +12,7 @@ from octavo.entrypoints.openai.admission import Admission
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.tokens import TokenTable
-from octavo.errors import PromptTooLongError, shown
+from octavo.errors import shown
 
 if TYPE_CHECKING:
     from octavo.config.engine import EngineConfig
@@ -46,8 +45,9 @@ class EngineClient(Protocol):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]: ...
+    ) -> AsyncGenerator[RequestOutput, None]: ...
     def default_sampling_params(self) -> SamplingParams: ...
+    async def check_num_chars(self, num_chars: int, param: str) -> None: ...
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     async def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]: ...
     async def check_health(self) -> None: ...
@@ -63,7 +63,6 @@ class ServedModel:
         self.tokens = TokenTable(engine.tokenizer)
         self.defaults = engine.default_sampling_params()
         self.created = int(time.time())
-        self._longest_token: int | None = None
 
     @property
     def max_model_len(self) -> int:
@@ -71,21 +70,6 @@ class ServedModel:
         limit = self.engine.config.model.max_model_len
         assert limit is not None
         return limit
-
-    async def check_num_chars(self, num_chars: int, param: str) -> None:
-        """Refuse, before it is tokenized, a text that cannot fit: tokenizing 10 MB takes many
-        seconds. Raises PromptTooLongError."""
-        limit = self.max_model_len
-        if num_chars <= limit:
-            return
-        if self._longest_token is None:
-            self._longest_token = await asyncio.to_thread(self.tokens.longest)
-        if num_chars > limit * self._longest_token:
-            raise PromptTooLongError(
-                f"the prompt has {num_chars} characters, more than max_model_len={limit} tokens "
-                f"of at most {self._longest_token} bytes can hold; shorten it",
-                param=param,
-            )
 
 
 @dataclass

@@ -31,7 +31,7 @@ async def tokenize(call: Call) -> Response:
         raise bad_request("give either prompt or messages", "prompt")
     if request.prompt is not None:
         special = request.add_special_tokens is not False
-        await model.check_num_chars(len(request.prompt), "prompt")
+        await model.engine.check_num_chars(len(request.prompt), "prompt")
         ids = await model.engine.tokenize(request.prompt, add_special_tokens=special)
     else:
         ids = await render_chat(request, model)

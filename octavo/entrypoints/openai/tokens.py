@@ -52,11 +52,6 @@ class TokenTable:
         self.spell = spell
         self._tokenizer = tokenizer
 
-    def longest(self) -> int:
-        """Bytes of the longest token; looks at all of them."""
-        tokenizer = self._tokenizer
-        return max(1, *(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)))
-
     def offsets(self, *, skip_special_tokens: bool, start: int = 0) -> TextOffsets:
         """A running count of characters, for `text_offset`."""
         return TextOffsets(self, self._special if skip_special_tokens else frozenset(), start)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,7 +161,7 @@ class FakeEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         await self.check_health()
         request = self._input.process(
             request_id, prompt, params, priority=priority, cache_salt=cache_salt
@@ -187,6 +187,9 @@ class FakeEngine:
             del self._queues[request_id]
             for engine_id in self._output.abort_requests([request_id]).to_abort:
                 self._drop(engine_id, "engine_dead" if self._dead else "disconnect")
+
+    async def check_num_chars(self, num_chars: int, param: str) -> None:
+        self._input.check_num_chars(num_chars, param=param)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         await asyncio.sleep(0)
