@@ -37,6 +37,15 @@ _CHUNK_ELEMENTS = 2 << 20
 """Elements of a checkpoint tensor converted at once: what loading needs beside the result."""
 
 
+def kernel_tiers(cap: str | None = None) -> list[str]:
+    """Kernel tiers that run on this machine, lowest first, up to `cap` (a tier's name). Raises
+    ConfigError."""
+    try:
+        return _cpu.Device(1, [], cap or "").isa_tiers
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 class CpuBackend(Backend):
     """Ops on the CPU.
 
@@ -100,7 +109,7 @@ class CpuBackend(Backend):
         packed = _cpu.PackedLinear(self._device, self.dtype.value, n, k, gated, bias is not None)
         first = 0
         for part in parts:
-            for rows in _row_chunks(part):
+            for rows in self._row_chunks(part):
                 packed.put_rows(self._device, first, rows)
                 first += len(rows)
         first = 0
@@ -112,12 +121,30 @@ class CpuBackend(Backend):
             raise KernelError(f"bias has {first} values for {n} outputs")
         return Weight(packed, (n, k), packed.nbytes)
 
+    def _row_chunks(self, tensor: HostTensor) -> Iterator[np.ndarray]:
+        """Rows of a matrix, a few at a time: float32, or uint16 where it is bfloat16. Block formats
+        are dequantized natively, to the values that `HostTensor.to_float32` gives."""
+        rows, columns = tensor.shape
+        step = max(32, _CHUNK_ELEMENTS // max(columns, 1) // 32 * 32)
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            data = np.ascontiguousarray(tensor.data[start:stop])
+            if tensor.dtype is DType.BF16:
+                yield data
+            elif tensor.dtype.is_block_format:
+                values = np.empty((stop - start, columns), np.float32)
+                _cpu.dequantize(self._device, tensor.dtype.value, data, values)
+                yield values
+            else:
+                part = HostTensor(data, tensor.dtype, (stop - start, columns))
+                yield np.ascontiguousarray(part.to_float32(), dtype=np.float32)
+
     def pack_embedding(self, table: HostTensor) -> Weight:
         if len(table.shape) != 2:
             raise KernelError(f"an embedding table is [vocab, dim], not {table.shape}")
         packed = _cpu.PackedTable(self._device, self.dtype.value, *table.shape)
         first = 0
-        for rows in _row_chunks(table):
+        for rows in self._row_chunks(table):
             packed.put_rows(self._device, first, rows)
             first += len(rows)
         return Weight(packed, table.shape, packed.nbytes)
@@ -225,17 +252,3 @@ class CpuGraph(Graph):
     def profile(self) -> list[tuple[str, float]]:
         """(op, seconds) in order of the program, then ("wait", seconds at barriers)."""
         return self._program.profile()
-
-
-def _row_chunks(tensor: HostTensor) -> Iterator[np.ndarray]:
-    """Rows of a matrix, a few at a time: float32, or uint16 where it is bfloat16."""
-    rows, columns = tensor.shape
-    step = max(32, _CHUNK_ELEMENTS // max(columns, 1) // 32 * 32)
-    for start in range(0, rows, step):
-        stop = min(start + step, rows)
-        data = tensor.data[start:stop]
-        if tensor.dtype is DType.BF16:
-            yield np.ascontiguousarray(data)
-        else:
-            part = HostTensor(data, tensor.dtype, (stop - start, columns))
-            yield np.ascontiguousarray(part.to_float32(), dtype=np.float32)

@@ -24,7 +24,7 @@ def available_cpus(sys_cpu: Path = _SYS_CPU) -> list[int]:
 
 def default_num_threads(cpus: list[int], cgroup: Path = _CGROUP, own: Path = _OWN_CGROUP) -> int:
     """A thread per CPU, no more than the cgroup's CPU quota (rounded down, at least 1) pays for."""
-    quota = _cgroup_quota(cgroup, own)
+    quota = cgroup_quota(cgroup, own)
     return len(cpus) if quota is None else max(1, min(len(cpus), int(quota)))
 
 
@@ -36,7 +36,7 @@ def _siblings(sys_cpu: Path, cpu: int) -> str:
         return str(cpu)
 
 
-def _cgroup_quota(root: Path, own: Path) -> float | None:
+def cgroup_quota(root: Path = _CGROUP, own: Path = _OWN_CGROUP) -> float | None:
     """CPUs that the process's cgroup may use (v2 cpu.max, v1 cfs quota), the least on its path."""
     quotas = []
     for group in _own_groups(own):

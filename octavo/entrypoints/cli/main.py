@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from octavo.entrypoints.cli import bench, generate, models, pull, serve
+from octavo.entrypoints.cli import bench, collect_env, generate, models, pull, serve
 from octavo.errors import OctavoError
 from octavo.log import configure_logging, get_logger
 
@@ -27,6 +27,7 @@ app.command("serve")(serve.serve)
 app.command("pull")(pull.pull)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
+app.command("collect-env")(collect_env.collect_env)
 
 
 def _show_version(value: bool) -> None:
