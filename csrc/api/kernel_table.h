@@ -98,17 +98,22 @@ struct KernelTable {
   std::int64_t (*attention_scratch)(const HeadShape&);
 
   // Over one row of logits.
-  float (*row_max)(const float* x, std::int64_t n);  // NaN is skipped; -inf where all are NaN
-  // weights[i] = exp((x[i] - max) * inv_temperature), NaN as 0; sums[j] = sum over ids
-  // j * kSumBlock … in float64.
+  // The largest, and that of every kMaxBlock ids. NaN is skipped; -inf where all are NaN.
+  float (*row_max)(const float* x, std::int64_t n, float* maxima);
+  // weights[i] = exp((x[i] - max) * inv_temperature), NaN as 0; sums[j] = their sum over the
+  // kSumBlock ids from j * kSumBlock on, in float64.
   void (*row_exp)(const float* x, std::int64_t n, float max, float inv_temperature, float* weights,
                   double* sums);
+  // Zeroes weights[i] unless x[i] > cut, or x[i] == cut and i <= cut_id; sums as above.
+  void (*row_keep)(const float* x, std::int64_t n, float cut, std::int64_t cut_id, float* weights,
+                   double* sums);
   std::int64_t (*row_count_greater)(const float* x, std::int64_t n, float threshold);
   // Ids of all x[i] >= threshold, ascending; returns how many.
   std::int64_t (*row_collect)(const float* x, std::int64_t n, float threshold, std::int32_t* ids);
 };
 
 constexpr int kSumBlock = 256;
+constexpr int kMaxBlock = 64;
 
 // One per tier; each sets what it improves. Defined in isa/.
 void overlay_scalar(KernelTable& table);

@@ -39,6 +39,7 @@ inline void overlay_float32(KernelTable& table) {
   table.attention_scratch = attention_scratch;
   table.row_max = row_max;
   table.row_exp = row_exp;
+  table.row_keep = row_keep;
   table.row_count_greater = row_count_greater;
   table.row_collect = row_collect;
 }

@@ -6,13 +6,28 @@
 namespace octavo {
 namespace {
 
-inline float row_max(const float* x, std::int64_t n) {
-  F32 top = set1(-__builtin_inff());
-  std::int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) top = vmax(load(x + i), top);  // NaN loses to top
-  float max = reduce_max(top);
-  for (; i < n; ++i) max = x[i] > max ? x[i] : max;
+inline float row_max(const float* x, std::int64_t n, float* maxima) {
+  float max = -__builtin_inff();
+  for (std::int64_t start = 0; start < n; start += kMaxBlock) {
+    F32 top = set1(-__builtin_inff());
+    std::int64_t i = start;
+    const std::int64_t end = start + kMaxBlock < n ? start + kMaxBlock : n;
+    for (; i + kLanes <= end; i += kLanes) top = vmax(load(x + i), top);  // NaN loses to top
+    float block = reduce_max(top);
+    for (; i < end; ++i) block = x[i] > block ? x[i] : block;
+    maxima[start / kMaxBlock] = block;
+    max = block > max ? block : max;
+  }
   return max;
+}
+
+// In float64, in one order.
+OCTAVO_INLINE double block_sum(const float* block) {
+  double sum[4] = {0, 0, 0, 0};
+  for (int j = 0; j < kSumBlock; j += 4) {
+    for (int i = 0; i < 4; ++i) sum[i] += static_cast<double>(block[j + i]);
+  }
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
 inline void row_exp(const float* x, std::int64_t n, float max, float inv_temperature,
@@ -21,25 +36,42 @@ inline void row_exp(const float* x, std::int64_t n, float max, float inv_tempera
   alignas(64) float block[kSumBlock];
   for (std::int64_t start = 0; start < n; start += kSumBlock) {
     const int count = static_cast<int>(n - start < kSumBlock ? n - start : kSumBlock);
+    const float* src = x + start;
+    if (count < kSumBlock) {
+      for (int j = 0; j < kSumBlock; ++j) block[j] = j < count ? src[j] : -__builtin_inff();
+      src = block;
+    }
     for (int j = 0; j < kSumBlock; j += kLanes) {
-      F32 v;
-      if (j + kLanes <= count) {
-        v = load(x + start + j);
-      } else {
-        for (int i = 0; i < kLanes; ++i) {
-          block[j + i] = j + i < count ? x[start + j + i] : -__builtin_inff();
-        }
-        v = load(block + j);
-      }
-      const F32 e = vexp(mul(sub(v, top), inverse));
+      const F32 e = vexp(mul(sub(load(src + j), top), inverse));
       store(block + j, select_greater(e, zero, e, zero));
     }
     __builtin_memcpy(weights + start, block, count * sizeof(float));
-    double sum[4] = {0, 0, 0, 0};
-    for (int j = 0; j < kSumBlock; j += 4) {
-      for (int i = 0; i < 4; ++i) sum[i] += static_cast<double>(block[j + i]);
+    sums[start / kSumBlock] = block_sum(block);
+  }
+}
+
+inline void row_keep(const float* x, std::int64_t n, float cut, std::int64_t cut_id, float* weights,
+                     double* sums) {
+  const F32 limit = set1(cut), zero = set1(0.0f);
+  alignas(64) float block[kSumBlock];
+  for (std::int64_t start = 0; start < n; start += kSumBlock) {
+    const int count = static_cast<int>(n - start < kSumBlock ? n - start : kSumBlock);
+    const bool before = start + kSumBlock <= cut_id + 1, after = start > cut_id;
+    if (count < kSumBlock || !(before || after)) {  // around cut_id, and at the end
+      for (int j = 0; j < kSumBlock; ++j) {
+        const float v = j < count ? x[start + j] : -__builtin_inff();
+        const bool kept = v > cut || (v == cut && start + j <= cut_id);
+        block[j] = kept && j < count ? weights[start + j] : 0.0f;
+      }
+    } else {
+      for (int j = 0; j < kSumBlock; j += kLanes) {
+        const F32 v = load(x + start + j), w = load(weights + start + j);
+        store(block + j,
+              before ? select_greater(limit, v, zero, w) : select_greater(v, limit, w, zero));
+      }
     }
-    sums[start / kSumBlock] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    __builtin_memcpy(weights + start, block, count * sizeof(float));
+    sums[start / kSumBlock] = block_sum(block);
   }
 }
 

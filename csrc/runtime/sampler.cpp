@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -14,66 +15,77 @@ struct Candidate {
   std::int32_t id;
 };
 
-// Most likely first; equal logits by id.
+// Most likely first; equal logits by id. What filters keep is a beginning of this order.
 bool before(const Candidate& a, const Candidate& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
+
+constexpr int kBuckets = 2048;
+constexpr float kBucketsPerNat = 64.0f;
+constexpr std::int64_t kFirstTry = 256;  // most likely tokens that a top-p is sought in first
 
 }  // namespace
 
 // One thread's work space, kept between calls: nothing is allocated while a job runs.
 struct Sampler::Workspace {
   const KernelTable* kernels = nullptr;
-  std::vector<float> weights;
+  std::vector<float> weights, maxima, scratch;
   std::vector<double> sums;
   std::vector<std::int32_t> ids;
   std::vector<Candidate> candidates;
 
-  std::int32_t sample_row(const float* x, std::int64_t vocab, const SamplingRows& rows,
-                          std::int64_t r);
-  void logprob_row(const float* x, std::int64_t vocab, std::int32_t token, std::int64_t k,
+  std::int32_t sample_row(const float* x, std::int64_t n, const SamplingRows& rows, std::int64_t r);
+  void logprob_row(const float* x, std::int64_t n, std::int32_t token, std::int64_t k,
                    std::int32_t* out_ids, float* values, std::int32_t* rank);
 
  private:
-  void collect(const float* x, std::int64_t n, float threshold);
-  std::int32_t draw_any(std::int64_t vocab, double total, double u) const;
+  // A filter's measure: how many tokens it keeps, or how much of their weight.
+  enum class By { kCount, kWeight };
+
+  double total() const { return std::accumulate(sums.begin(), sums.end(), 0.0); }
+  double measure(By by, std::int32_t id) const { return by == By::kCount ? 1.0 : weights[id]; }
+  std::int32_t argmax(const float* x, std::int64_t n, float top) const;
+  bool collect_most_likely(const float* x, std::int64_t n, std::int64_t k);
+  Candidate cut_candidates(By by, double limit);
+  Candidate cut_buckets(const float* x, std::int64_t n, float top, float inverse, By by,
+                        double limit);
+  void keep_up_to(const float* x, std::int64_t n, const Candidate& last);
+  std::int32_t draw(std::int64_t n, double u) const;
 };
 
-namespace {
-
 // The first id with the largest logit; 0 where there is nothing but NaN.
-std::int32_t argmax(const float* x, std::int64_t n, float top) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    if (x[i] == top) return static_cast<std::int32_t>(i);
+std::int32_t Sampler::Workspace::argmax(const float* x, std::int64_t n, float top) const {
+  for (std::int64_t block = 0; block * kMaxBlock < n; ++block) {
+    if (maxima[block] != top) continue;
+    for (std::int64_t i = block * kMaxBlock; i < n; ++i) {
+      if (x[i] == top) return static_cast<std::int32_t>(i);
+    }
   }
   return 0;
 }
 
-bool by_id(const Candidate& a, const Candidate& b) { return a.id < b.id; }
-
-double weight_of(const std::vector<Candidate>& c, const std::vector<float>& weights) {
-  double sum = 0.0;
-  for (const Candidate& x : c) sum += weights[x.id];
-  return sum;
+// Fills `candidates` with the k most likely tokens and perhaps more: all that reach the k-th
+// largest of the blocks' maxima. False where there are fewer than k blocks.
+bool Sampler::Workspace::collect_most_likely(const float* x, std::int64_t n, std::int64_t k) {
+  if (k > static_cast<std::int64_t>(maxima.size())) return false;
+  scratch = maxima;
+  std::nth_element(scratch.begin(), scratch.begin() + (k - 1), scratch.end(), std::greater<>());
+  const std::int64_t count = kernels->row_collect(x, n, scratch[k - 1], ids.data());
+  candidates.resize(count);
+  for (std::int64_t i = 0; i < count; ++i) candidates[i] = {x[ids[i]], ids[i]};
+  return true;
 }
 
-// Keeps the k most likely candidates.
-void keep_top_k(std::int64_t k, std::vector<Candidate>& c) {
-  if (k >= static_cast<std::int64_t>(c.size())) return;
-  std::nth_element(c.begin(), c.begin() + k, c.end(), before);
-  c.resize(k);
-}
-
-// Keeps the most likely candidates up to the one with which their weights reach `limit`: a
-// quickselect that looks only into the half where the limit falls.
-void keep_top_p(double limit, const std::vector<float>& weights, std::vector<Candidate>& c) {
-  std::int64_t begin = 0, end = static_cast<std::int64_t>(c.size());
-  double above = 0.0;  // weight of candidates before `begin`
+// The candidate with which the most likely ones reach `limit`, by a quickselect that looks only
+// into the half where the limit falls; the last one where they do not.
+Candidate Sampler::Workspace::cut_candidates(By by, double limit) {
+  auto begin = candidates.begin(), end = candidates.end();
+  double above = 0.0;  // of candidates before `begin`
   while (end - begin > 1) {
-    const std::int64_t middle = begin + (end - begin) / 2;
-    std::nth_element(c.begin() + begin, c.begin() + middle, c.begin() + end, before);
+    const auto middle = begin + (end - begin) / 2;
+    std::nth_element(begin, middle, end, before);
     double half = 0.0;
-    for (std::int64_t i = begin; i < middle; ++i) half += weights[c[i].id];
+    for (auto c = begin; c != middle; ++c) half += measure(by, c->id);
     if (above + half >= limit) {
       end = middle;
     } else {
@@ -81,42 +93,54 @@ void keep_top_p(double limit, const std::vector<float>& weights, std::vector<Can
       begin = middle;
     }
   }
-  c.resize(std::max<std::int64_t>(end, 1));
+  return *begin;
 }
 
-// The first id whose running sum exceeds u * total, over candidates in order of id.
-std::int32_t draw(const std::vector<Candidate>& c, const std::vector<float>& weights, double u) {
-  const double total = weight_of(c, weights);
-  double running = 0.0;
-  for (const Candidate& x : c) {
-    running += weights[x.id];
-    if (running > u * total) return x.id;
+// The same over all tokens of some weight: first by buckets of (logit - max) / T.
+Candidate Sampler::Workspace::cut_buckets(const float* x, std::int64_t n, float top, float inverse,
+                                          By by, double limit) {
+  double histogram[kBuckets] = {};
+  const auto bucket_of = [&](std::int64_t i) {
+    const float depth = (top - x[i]) * inverse * kBucketsPerNat;
+    return static_cast<int>(std::min(depth, static_cast<float>(kBuckets - 1)));
+  };
+  int deepest = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (!(weights[i] > 0.0f)) continue;
+    const int bucket = bucket_of(i);
+    histogram[bucket] += measure(by, static_cast<std::int32_t>(i));
+    deepest = std::max(deepest, bucket);
   }
-  return c.back().id;
+  int cut = 0;
+  double above = 0.0;
+  while (cut < deepest && above + histogram[cut] < limit) above += histogram[cut++];
+  candidates.clear();
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (weights[i] > 0.0f && bucket_of(i) == cut) {
+      candidates.push_back({x[i], static_cast<std::int32_t>(i)});
+    }
+  }
+  return cut_candidates(by, limit - above);
 }
 
-}  // namespace
-
-// Candidates whose weight is at least `threshold`, in order of id.
-void Sampler::Workspace::collect(const float* x, std::int64_t n, float threshold) {
-  const std::int64_t count = kernels->row_collect(weights.data(), n, threshold, ids.data());
-  candidates.resize(count);
-  for (std::int64_t i = 0; i < count; ++i) candidates[i] = {x[ids[i]], ids[i]};
+void Sampler::Workspace::keep_up_to(const float* x, std::int64_t n, const Candidate& last) {
+  kernels->row_keep(x, n, last.logit, last.id, weights.data(), sums.data());
 }
 
-// `draw` over all ids: whole blocks first.
-std::int32_t Sampler::Workspace::draw_any(std::int64_t vocab, double total, double u) const {
+// The first id whose running weight exceeds u times the total: whole blocks first.
+std::int32_t Sampler::Workspace::draw(std::int64_t n, double u) const {
+  const double target = u * total();
   double running = 0.0;
   std::int32_t last = 0;
-  for (std::int64_t begin = 0; begin < vocab; begin += kSumBlock) {
+  for (std::int64_t begin = 0; begin < n; begin += kSumBlock) {
     const double sum = sums[begin / kSumBlock];
-    if (running + sum > u * total) {
-      const std::int64_t end = std::min<std::int64_t>(begin + kSumBlock, vocab);
+    if (running + sum > target) {
+      const std::int64_t end = std::min<std::int64_t>(begin + kSumBlock, n);
       double inside = running;
       for (std::int64_t i = begin; i < end; ++i) {
         if (weights[i] > 0.0f) last = static_cast<std::int32_t>(i);
         inside += weights[i];
-        if (inside > u * total) return last;
+        if (inside > target) return last;
       }
     }
     running += sum;
@@ -124,58 +148,60 @@ std::int32_t Sampler::Workspace::draw_any(std::int64_t vocab, double total, doub
   return last;  // only where rounding hides the last bit of the total
 }
 
-std::int32_t Sampler::Workspace::sample_row(const float* x, std::int64_t vocab,
+std::int32_t Sampler::Workspace::sample_row(const float* x, std::int64_t n,
                                             const SamplingRows& rows, std::int64_t r) {
   const float temperature = rows.temperature[r];
-  const float top = kernels->row_max(x, vocab);
-  if (!(temperature > 0.0f) || !std::isfinite(top)) return argmax(x, vocab, top);
+  const float top = kernels->row_max(x, n, maxima.data());
+  if (!(temperature > 0.0f) || !std::isfinite(top)) return argmax(x, n, top);
+  const float inverse = std::min(1.0f / temperature, std::numeric_limits<float>::max());
+  kernels->row_exp(x, n, top, inverse, weights.data(), sums.data());
+
+  if (rows.min_p[r] > 0.0f) {  // in terms of weights: the largest is 1
+    const float floor = std::min(rows.min_p[r], 1.0f);
+    kernels->row_keep(weights.data(), n, floor, n, weights.data(), sums.data());
+  }
+  bool collected = false;  // `candidates` hold all that may be kept
+  if (const std::int64_t k = rows.top_k[r]; k > 0 && k < n) {
+    collected = collect_most_likely(x, n, k);
+    keep_up_to(x, n,
+               collected ? cut_candidates(By::kCount, static_cast<double>(k))
+                         : cut_buckets(x, n, top, inverse, By::kCount, static_cast<double>(k)));
+  }
+  if (rows.top_p[r] < 1.0f) {
+    const double limit = static_cast<double>(rows.top_p[r]) * total();
+    if (!collected && collect_most_likely(x, n, kFirstTry)) {
+      double weight = 0.0;
+      for (const Candidate& c : candidates) weight += weights[c.id];
+      collected = weight >= limit;
+    }
+    keep_up_to(x, n,
+               collected ? cut_candidates(By::kWeight, limit)
+                         : cut_buckets(x, n, top, inverse, By::kWeight, limit));
+  }
   const double u = philox_uniform(rows.seed[r], static_cast<std::uint32_t>(rows.position[r]),
                                   static_cast<std::uint32_t>(rows.sample_index[r]), 0);
-  const float inverse = std::min(1.0f / temperature, std::numeric_limits<float>::max());
-  kernels->row_exp(x, vocab, top, inverse, weights.data(), sums.data());
-  const double total = std::accumulate(sums.begin(), sums.end(), 0.0);
-  const bool has_k = rows.top_k[r] > 0 && rows.top_k[r] < vocab;
-  const bool has_p = rows.top_p[r] < 1.0f, has_min = rows.min_p[r] > 0.0f;
-  if (!has_k && !has_p && !has_min) return draw_any(vocab, total, u);
-
-  float floor = has_min ? std::min(rows.min_p[r], 1.0f) : 0.0f;  // the largest weight is 1
-  const bool only_p = has_p && !has_k && !has_min;
-  if (only_p) {
-    // Tokens lighter than this weigh less than (1 - p) of the total together: none of them is kept.
-    const double share = (1.0 - static_cast<double>(rows.top_p[r])) * total;
-    floor = static_cast<float>(0.999 * share / static_cast<double>(vocab));
-  }
-  collect(x, vocab, std::max(floor, std::numeric_limits<float>::min()));
-  if (has_k) keep_top_k(rows.top_k[r], candidates);
-  if (has_p) {
-    double kept = total;
-    if (!only_p) {
-      std::sort(candidates.begin(), candidates.end(), by_id);
-      kept = weight_of(candidates, weights);
-    }
-    keep_top_p(static_cast<double>(rows.top_p[r]) * kept, weights, candidates);
-  }
-  std::sort(candidates.begin(), candidates.end(), by_id);
-  return draw(candidates, weights, u);
+  return draw(n, u);
 }
 
-void Sampler::Workspace::logprob_row(const float* x, std::int64_t vocab, std::int32_t token,
+void Sampler::Workspace::logprob_row(const float* x, std::int64_t n, std::int32_t token,
                                      std::int64_t k, std::int32_t* out_ids, float* values,
                                      std::int32_t* rank) {
-  const float top = kernels->row_max(x, vocab);
-  kernels->row_exp(x, vocab, top, 1.0f, weights.data(), sums.data());
-  const double log_total = std::log(std::accumulate(sums.begin(), sums.end(), 0.0));
+  const float top = kernels->row_max(x, n, maxima.data());
+  kernels->row_exp(x, n, top, 1.0f, weights.data(), sums.data());
+  const double log_total = std::log(total());
   const auto log_prob = [&](std::int32_t id) {
     return static_cast<float>((static_cast<double>(x[id]) - top) - log_total);
   };
   out_ids[0] = token;
   values[0] = log_prob(token);
-  *rank = static_cast<std::int32_t>(1 + kernels->row_count_greater(x, vocab, x[token]));
+  *rank = static_cast<std::int32_t>(1 + kernels->row_count_greater(x, n, x[token]));
   if (k == 0) return;
-  candidates.resize(vocab);
-  for (std::int64_t i = 0; i < vocab; ++i) {
-    const float value = std::isnan(x[i]) ? -std::numeric_limits<float>::infinity() : x[i];
-    candidates[i] = {value, static_cast<std::int32_t>(i)};
+  if (!collect_most_likely(x, n, k) || static_cast<std::int64_t>(candidates.size()) < k) {
+    candidates.resize(n);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float value = std::isnan(x[i]) ? -std::numeric_limits<float>::infinity() : x[i];
+      candidates[i] = {value, static_cast<std::int32_t>(i)};
+    }
   }
   std::partial_sort(candidates.begin(), candidates.begin() + k, candidates.end(), before);
   for (std::int64_t j = 0; j < k; ++j) {
@@ -213,6 +239,7 @@ void Sampler::prepare(std::int64_t vocab) {
     w.kernels = kernels_.get();
     w.weights.resize(vocab);
     w.sums.resize((vocab + kSumBlock - 1) / kSumBlock);
+    w.maxima.resize((vocab + kMaxBlock - 1) / kMaxBlock);
     w.ids.resize(vocab);
     w.candidates.reserve(vocab);
   }
