@@ -3,10 +3,14 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind/bindings.h"
+#include "pack/dequantize.h"
 #include "runtime/error.h"
 #include "runtime/kv_cache.h"
 
 namespace octavo {
+
+using ByteMatrix = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 void bind_weights(nb::module_& m) {
   nb::class_<PackedLinear>(m, "PackedLinear")
@@ -32,6 +36,23 @@ void bind_weights(nb::module_& m) {
             self.put_bias(first, bias.data(), static_cast<std::int64_t>(bias.size()));
           },
           nb::arg("first"), nb::arg("bias").noconvert());
+
+  m.def(
+      "dequantize",
+      [](Device& d, const char* name, const ByteMatrix& rows, const OutMatrix& out) {
+        const BlockFormat* format = find_block_format(name);
+        require(format != nullptr, "unknown block format");
+        const auto n = static_cast<std::int64_t>(rows.shape(0));
+        const auto blocks = static_cast<std::int64_t>(rows.shape(1)) / format->bytes;
+        require(static_cast<std::int64_t>(rows.shape(1)) == blocks * format->bytes &&
+                    static_cast<std::int64_t>(out.shape(0)) == n &&
+                    static_cast<std::int64_t>(out.shape(1)) == blocks * format->values,
+                "rows are not whole blocks, or out has another shape");
+        const nb::gil_scoped_release release;
+        dequantize(*d.pool, *format, rows.data(), n, blocks, out.data());
+      },
+      nb::arg("device"), nb::arg("format"), nb::arg("rows").noconvert(), nb::arg("out").noconvert(),
+      "Rows of GGUF blocks to float32.");
 
   nb::class_<PackedTable>(m, "PackedTable")
       .def(

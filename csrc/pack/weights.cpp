@@ -30,16 +30,20 @@ To convert(From x) {
 }
 
 // `count` source rows into neighbouring columns of one panel, in bands of k that stay in the L1
-// cache.
+// cache: first a row's band is converted, then its kStep-tuples are dealt out.
 template <class To, class From, int kStep>
 void pack_columns(const From* src, std::int64_t ld, int count, std::int64_t k, To* out) {
   constexpr std::int64_t kBand = 64;
+  static_assert(kBand % kStep == 0);
   for (std::int64_t band = 0; band < k; band += kBand) {
-    const std::int64_t end = std::min(band + kBand, k);
+    const std::int64_t size = std::min(kBand, k - band);
+    To* panel = out + band * kPanel;
     for (int c = 0; c < count; ++c) {
-      const From* row = src + c * ld;
-      for (std::int64_t i = band; i < end; ++i) {
-        out[i / kStep * kStep * kPanel + c * kStep + i % kStep] = convert<To>(row[i]);
+      const From* row = src + c * ld + band;
+      To converted[kBand] = {};
+      for (std::int64_t i = 0; i < size; ++i) converted[i] = convert<To>(row[i]);
+      for (std::int64_t i = 0; i < size; i += kStep) {  // a last tuple is padded with zeros
+        std::memcpy(panel + i * kPanel + c * kStep, converted + i, kStep * sizeof(To));
       }
     }
   }
@@ -77,8 +81,8 @@ void check_dims(std::int64_t rows, std::int64_t columns) {
 bf16 to_bf16(float x) {
   std::uint32_t u;
   std::memcpy(&u, &x, 4);
-  if (x != x) return static_cast<bf16>((u >> 16) | 0x40);
-  return static_cast<bf16>((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+  const std::uint32_t quiet_nan = (u >> 16) | 0x40, rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  return static_cast<bf16>(x != x ? quiet_nan : rounded);
 }
 
 std::int64_t element_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }

@@ -11,7 +11,6 @@ import itertools
 import math
 import mmap
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,20 +147,24 @@ class _Reader:
         (value,) = self.strings(1)
         return value
 
-    def strings(self, count: int) -> Iterator[str]:
+    def strings(self, count: int) -> list[str]:
+        """`count` strings, each a length and its bytes. A vocabulary has 10⁵ of them: the loop is
+        kept free of calls, and slices past the end give short bytes, which are noticed."""
         self._need(count, 8)
-        data, unpack = self.data, struct.Struct("<Q").unpack_from
+        data, pos, from_bytes = self.data, self.pos, int.from_bytes
+        result = []
         for _ in range(count):
-            self._need(1, 8)
-            (length,) = unpack(data, self.pos)
-            self.pos += 8
-            self._need(length, 1)
-            raw = data[self.pos : self.pos + length]
-            self.pos += length
-            try:
-                yield raw.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise _Broken(f"a string before byte {self.pos} is not UTF-8: {error}") from None
+            start = pos + 8
+            pos = start + from_bytes(data[pos:start], "little")
+            result.append(data[start:pos])
+            if pos > self.size:
+                self.pos = start
+                self._need(pos - start, 1)
+        self.pos = pos
+        try:
+            return [raw.decode("utf-8") for raw in result]
+        except UnicodeDecodeError as error:
+            raise _Broken(f"a string before byte {pos} is not UTF-8: {error}") from None
 
     def preamble(self) -> tuple[int, int]:
         """Checks magic and version. Returns the numbers of tensors and of metadata keys."""
@@ -194,7 +197,7 @@ class _Reader:
             return self._numbers(key, kind, 1)[0].item()
         kind, count = self.integer("<I"), self.integer("<Q")
         if kind == _STRING:
-            return list(self.strings(count))
+            return self.strings(count)
         return self._numbers(key, kind, count)
 
     def _numbers(self, key: str, kind: int, count: int) -> np.ndarray:
