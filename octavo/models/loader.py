@@ -21,11 +21,22 @@ _INTEGERS = {DType.I8, DType.U8, DType.I32, DType.I64}
 def load_weights(
     model: CausalLM, weights: Iterable[tuple[str, HostTensor]], backend: Backend
 ) -> int:
-    """Fill all slots of a model. Returns the bytes packed.
+    """Fill all slots of a model. Returns the bytes packed. Raises WeightsError, as
+    `fitting_weights`; no more is packed once something is known to be at fault."""
+    slots = {name: slot for slot in model.slots() for name in slot.expected()}
+    return sum(
+        slots[name].put(name, tensor, backend) for name, tensor in fitting_weights(model, weights)
+    )
+
+
+def fitting_weights(
+    model: CausalLM, weights: Iterable[tuple[str, HostTensor]]
+) -> Iterator[tuple[str, HostTensor]]:
+    """The tensors that a model has slots for, under the slots' names, in the order they come.
 
     Raises:
-        WeightsError: tensors missing, unknown, twice there, misshapen or of an integer type; one
-            message names them all. No more is packed once one is known to be at fault.
+        WeightsError: at the end: tensors missing, unknown, twice there, misshapen or of an integer
+            type; one message names them all. None comes once one is known to be at fault.
     """
     slots = {name: slot for slot in model.slots() for name in slot.expected()}
     seen: set[str] = set()
@@ -33,7 +44,6 @@ def load_weights(
         kind: [] for kind in ("missing", "unknown", "twice", "misshapen", "integer")
     }
     unknown: list[str] = []
-    nbytes = 0
     for stored_name, tensor in weights:
         name = model.slot_name(stored_name)
         slot = slots.get(name)
@@ -45,7 +55,7 @@ def load_weights(
         if kind:
             faults[kind].append(text)
         elif not any(faults.values()):
-            nbytes += slot.put(name, tensor, backend)
+            yield name, tensor
     ignored = model.ignored(unknown)
     faults["unknown"] = [name for name in unknown if name not in ignored]
     faults["missing"] = [name for name in slots if name not in seen]
@@ -54,7 +64,6 @@ def load_weights(
             "the checkpoint does not fit the model: "
             + "; ".join(_list(kind, names) for kind, names in faults.items() if names)
         )
-    return nbytes
 
 
 def _fault(name: str, tensor: HostTensor, slot: WeightSlot, seen: set[str]) -> tuple[str, str]:
