@@ -24,3 +24,12 @@ def smollm2_path() -> Path:
     from octavo.models.hub import locate_model
 
     return locate_model("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma-3-270m's GGUF file, from the cache or fetched by our own puller. A test that uses it is
+    marked `model`."""
+    from octavo.models.hub import locate_model
+
+    return locate_model("gemma3-270m")

@@ -37,26 +37,29 @@ def read_float32(metadata: ConfigReader, key: str, *default: float) -> float:
     return float(str(np.float32(metadata.float(key, *default))))
 
 
+_SILU = {"hidden_act": "silu"}
+
+
 def _llama(metadata: ConfigReader) -> dict[str, Any]:
     if metadata.int("llama.expert_count", 0):
         raise metadata.unsupported("mixtures of experts (llama.expert_count) are not supported")
     window = metadata.int("llama.attention.sliding_window", None)
     if window is None:
-        return _named("LlamaForCausalLM", "llama")
-    return _named("MistralForCausalLM", "mistral") | {"sliding_window": window}
+        return _SILU | _named("LlamaForCausalLM", "llama")
+    return _SILU | _named("MistralForCausalLM", "mistral") | {"sliding_window": window}
 
 
 def _qwen2(metadata: ConfigReader) -> dict[str, Any]:
-    return _named("Qwen2ForCausalLM", "qwen2")
+    return _SILU | _named("Qwen2ForCausalLM", "qwen2")
 
 
 def _qwen3(metadata: ConfigReader) -> dict[str, Any]:
-    return _named("Qwen3ForCausalLM", "qwen3")
+    return _SILU | _named("Qwen3ForCausalLM", "qwen3")
 
 
 def _phi3(metadata: ConfigReader) -> dict[str, Any]:
     window = metadata.int("phi3.attention.sliding_window", 0)
-    return _named("Phi3ForCausalLM", "phi3") | {"sliding_window": window or None}
+    return _SILU | _named("Phi3ForCausalLM", "phi3") | {"sliding_window": window or None}
 
 
 def _gemma2(metadata: ConfigReader) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def _gemma(metadata: ConfigReader, prefix: str, *, layers_of_27b: int) -> dict[s
 
 
 def _named(architecture: str, model_type: str) -> dict[str, Any]:
-    return {"architectures": [architecture], "model_type": model_type, "hidden_act": "silu"}
+    return {"architectures": [architecture], "model_type": model_type}
 
 
 _GEMMA_NAMES = {

@@ -1,19 +1,12 @@
-"""The default model against transformers in float32, on the same dequantised weights.
-
-Theirs is not asked to generate: one pass over each of our texts says what it would have chosen
-after every prefix of it. Where both choose the same up to a step, the texts are the same.
-"""
+"""The default model against transformers in float32, on the same dequantised weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
 from octavo.contracts.messages import RequestOutput
 from octavo.contracts.sampling_params import SamplingParams
@@ -21,12 +14,11 @@ from octavo.contracts.tensor import DType
 from octavo.entrypoints.llm import LLM
 from octavo.models.files import ModelFiles, resolve_model
 from octavo.models.registry import build_model
+from tests.e2e.theirs import Theirs, ask, their_model, worst_logprob
 from tests.kernels.backends import make_backend
 from tests.models.runner import Runner
 
 pytestmark = pytest.mark.model
-
-torch.set_num_threads(1)
 
 NUM_TOKENS = 48
 PROMPTS = [
@@ -73,44 +65,10 @@ def ours(smollm2_path: Path) -> list[RequestOutput]:
         return llm.generate(PROMPTS, params, use_tqdm=False)
 
 
-@dataclass(frozen=True)
-class Theirs:
-    """What transformers says after every prefix of one of our texts, the prompt first.
-
-    Attributes:
-        logprobs: [NUM_TOKENS, vocab] float64.
-        choices: [NUM_TOKENS], the likeliest id.
-        margins: [NUM_TOKENS], its logit less the second's.
-    """
-
-    logprobs: np.ndarray
-    choices: np.ndarray
-    margins: np.ndarray
-
-
 @pytest.fixture(scope="module")
 def theirs(files: ModelFiles, ours: list[RequestOutput]) -> list[Theirs]:
-    values = {k: v for k, v in files.raw_config.items() if k not in ("dtype", "torch_dtype")}
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**values))
-    weights = {name: torch.from_numpy(t.to_float32().copy()) for name, t in files.weights()}
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    model = model.to_empty(device="cpu").float().eval()
-    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)  # its buffers were empty
-    model.load_state_dict(weights, strict=True)
-    return [_ask(model, output) for output in ours]
-
-
-@torch.no_grad()
-def _ask(model: transformers.LlamaForCausalLM, output: RequestOutput) -> Theirs:
-    ids = [*output.prompt_token_ids, *output.outputs[0].token_ids[:-1]]
-    logits = model(torch.tensor([ids]), use_cache=False).logits[0, -NUM_TOKENS:]
-    top = logits.topk(2, dim=-1)
-    return Theirs(
-        torch.log_softmax(logits.double(), dim=-1).numpy(),
-        logits.argmax(dim=-1).numpy(),
-        (top.values[:, 0] - top.values[:, 1]).numpy(),
-    )
+    model = their_model(files)
+    return [ask(model, output) for output in ours]
 
 
 def test_float32_chooses_the_same_tokens(ours: list[RequestOutput], theirs: list[Theirs]) -> None:
@@ -128,14 +86,7 @@ def test_float32_chooses_the_same_tokens(ours: list[RequestOutput], theirs: list
 
 def test_float32_logprobs(ours: list[RequestOutput], theirs: list[Theirs]) -> None:
     """Of the sampled token and the five likeliest, within 1e-3 at every step."""
-    worst = 0.0
-    for output, there in zip(ours, theirs):
-        rows = output.outputs[0].logprobs
-        assert rows is not None
-        assert len(rows) == NUM_TOKENS
-        for row, expected in zip(rows, there.logprobs):
-            worst = max(worst, *(abs(entry.logprob - expected[i]) for i, entry in row.items()))
-    assert worst < 1e-3
+    assert max(worst_logprob(output, there) for output, there in zip(ours, theirs)) < 1e-3
 
 
 def test_bfloat16_stays_near(

@@ -1,0 +1,74 @@
+"""What transformers says of our texts, in float32, on the same dequantised weights.
+
+It is not asked to generate: one pass over each of our texts says what it would have chosen after
+every prefix of it. Where both choose the same up to a step, the texts are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers.initialization import no_init_weights
+
+from octavo.contracts.messages import RequestOutput
+from octavo.models.files import ModelFiles
+
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """What transformers says before every token of one of our texts.
+
+    Attributes:
+        logprobs: [number of tokens, vocab] float64.
+        choices: [number of tokens], the likeliest id.
+        margins: [number of tokens], its logit less the second's.
+    """
+
+    logprobs: np.ndarray
+    choices: np.ndarray
+    margins: np.ndarray
+
+
+def their_model(files: ModelFiles) -> Any:
+    """transformers' model of the files' architecture, filled from our stream of weights."""
+    family = getattr(transformers, files.raw_config["architectures"][0])
+    values = {k: v for k, v in files.raw_config.items() if k not in ("dtype", "torch_dtype")}
+    with no_init_weights():
+        model = family(family.config_class(**values)).float().eval()
+    weights = {name: torch.from_numpy(t.to_float32().copy()) for name, t in files.weights()}
+    if model.config.tie_word_embeddings:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model.load_state_dict(weights, strict=True)
+    return model
+
+
+@torch.no_grad()
+def ask(model: Any, output: RequestOutput) -> Theirs:
+    """What `model` says of the first completion."""
+    tokens = output.outputs[0].token_ids
+    ids = [*output.prompt_token_ids, *tokens[:-1]]
+    logits = model(torch.tensor([ids]), use_cache=False).logits[0, -len(tokens) :]
+    top = logits.topk(2, dim=-1)
+    return Theirs(
+        torch.log_softmax(logits.double(), dim=-1).numpy(),
+        logits.argmax(dim=-1).numpy(),
+        (top.values[:, 0] - top.values[:, 1]).numpy(),
+    )
+
+
+def worst_logprob(output: RequestOutput, theirs: Theirs) -> float:
+    """The largest difference of a log probability in the first completion."""
+    rows = output.outputs[0].logprobs
+    assert rows is not None
+    assert len(rows) == len(theirs.logprobs)
+    return max(
+        abs(entry.logprob - expected[i])
+        for row, expected in zip(rows, theirs.logprobs)
+        for i, entry in row.items()
+    )
