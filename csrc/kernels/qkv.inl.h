@@ -145,6 +145,23 @@ void qkv_project(const QkvArgs& args, const Task& task) {
   for (int row = range.row_begin; row < range.row_end; ++row) zero_query_padding<E>(args, row);
 }
 
+// Fetches what a row's keys and values are stored into: a line per element pair of a key, and those
+// of one value.
+template <class E>
+OCTAVO_INLINE void prefetch_slot(const QkvArgs& args, const StepView& step, int row) {
+  constexpr int kLine = 64;
+  const int dim = args.heads.head_dim, item = static_cast<int>(sizeof(typename E::T));
+  const int slot = step.groups[args.kv.group].slots[row];
+  for (int h = 0; h < args.heads.num_kv_heads; ++h) {
+    const char* page =
+        args.kv.base + slot / kBlockSize * args.kv.page_bytes + h * args.kv.head_bytes;
+    const int key_bytes = dim * kBlockSize * item, value_bytes = dim * E::kStep * item;
+    const char* value = page + key_bytes + slot % kBlockSize / E::kStep * value_bytes;
+    for (int j = 0; j < key_bytes; j += kLine) prefetch_l1(page + j);
+    for (int j = 0; j < value_bytes; j += kLine) prefetch_l1(value + j);
+  }
+}
+
 template <class E>
 void qkv_finish(const QkvArgs& args, const Task& task) {
   const int num_heads = args.heads.num_heads + 2 * args.heads.num_kv_heads;
@@ -153,6 +170,7 @@ void qkv_finish(const QkvArgs& args, const Task& task) {
   for (int item = begin; item < end; ++item) {
     const int row = item / num_heads, head = item % num_heads;
     const float* src = row_of<float>(*args.raw, row) + head * args.heads.head_dim;
+    if (head == 0 && item + num_heads < end) prefetch_slot<E>(args, *task.step, row + 1);
     finish_head<E>(args, *task.step, row, head, src);
     if (head == 0) zero_query_padding<E>(args, row);
   }

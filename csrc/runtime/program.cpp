@@ -9,8 +9,6 @@
 namespace octavo {
 namespace {
 
-// Steps of at least so many rows per thread are split by rows.
-constexpr std::int64_t kRowsPerThread = 64;
 constexpr std::int64_t kMaxRows = 1 << 20;
 constexpr std::int64_t kMaxPositions = 1 << 30;
 

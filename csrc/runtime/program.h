@@ -52,6 +52,11 @@ struct HeadNorm {
 
 class Program {
  public:
+  // Steps with so many tokens per thread are split by rows. Every thread then reads all weights,
+  // but activations stay in its own cache: 2 to 4 % faster from 16 rows on (two threads, 576 to
+  // 1536 wide, in one L3 cache or two); below, a step is bound by reading weights.
+  static constexpr std::int64_t kRowsPerThread = 16;
+
   Program(std::shared_ptr<ThreadPool> pool, std::shared_ptr<const KernelTable> kernels, DType act,
           const StepLimits& limits);
 

@@ -281,8 +281,8 @@ int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const K
   group_use(kv.group).stores = true;
   const Rows rows = read_act(x, w.k).rows;
   require(rows == Rows::kTokens, "qkv_rope_store reads a value with rows TOKENS");
-  const std::int64_t raw_rows = std::min<std::int64_t>(
-      rules_.limits.max_tokens, pool_->num_threads() == 1 ? 1 : 64 * pool_->num_threads());
+  const std::int64_t raw_rows =
+      std::min(rules_.limits.max_tokens, kRowsPerThread * pool_->num_threads());
   const int raw = add_value({rows, w.n, DType::kF32, Format::kResidual}, raw_rows);
   const int out = add_act(rows, heads.num_heads * heads.head_dim);
   const QkvArgs args{&values_[x]->buffer,

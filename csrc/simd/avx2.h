@@ -54,9 +54,6 @@ OCTAVO_INLINE unsigned mask_greater(F32 a, F32 b) {
 OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) {
   return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
 }
-OCTAVO_INLINE void prefetch_l2(const void* p) {
-  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
-}
 
 struct ElemBf16Widened {
   using T = bf16;

@@ -46,10 +46,6 @@ OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) {
   return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
 }
 
-OCTAVO_INLINE void prefetch_l2(const void* p) {
-  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
-}
-
 // bfloat16 without its instructions: widened to float32 and multiplied with FMA.
 struct ElemBf16Widened {
   using T = bf16;

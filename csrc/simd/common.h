@@ -20,8 +20,13 @@
 
 #define OCTAVO_INLINE inline __attribute__((always_inline))
 #define OCTAVO_NOINLINE __attribute__((noinline))
+#if defined(__clang__)
+#define OCTAVO_UNROLL _Pragma("clang loop unroll(full)")
+#define OCTAVO_NO_UNROLL _Pragma("clang loop unroll(disable)")
+#else
 #define OCTAVO_UNROLL _Pragma("GCC unroll 32")
 #define OCTAVO_NO_UNROLL _Pragma("GCC unroll 1")
+#endif
 
 namespace octavo {
 namespace {
@@ -37,6 +42,9 @@ OCTAVO_INLINE float bits_float(std::uint32_t u) {
   __builtin_memcpy(&x, &u, 4);
   return x;
 }
+
+OCTAVO_INLINE void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
+OCTAVO_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace
 }  // namespace octavo

@@ -62,7 +62,6 @@ OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) {
   for (int i = 0; i < kLanes; ++i) mask |= static_cast<unsigned>(a[i] >= b[i]) << i;
   return mask;
 }
-OCTAVO_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 struct ElemBf16Widened {
   using T = bf16;

@@ -47,7 +47,6 @@ OCTAVO_INLINE unsigned lane_bits(uint32x4_t mask) {
 }
 OCTAVO_INLINE unsigned mask_greater(F32 a, F32 b) { return lane_bits(vcgtq_f32(a, b)); }
 OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) { return lane_bits(vcgeq_f32(a, b)); }
-OCTAVO_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 struct ElemBf16Widened {
   using T = bf16;
