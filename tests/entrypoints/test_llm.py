@@ -276,6 +276,11 @@ class TestChat:
             "date": "today",
         }
 
+    @pytest.mark.parametrize("values", [{"messages": []}, {"tools": 1}, {"self": 1}, {1: 2}, [1]])
+    def test_wrong_template_variables(self, values: Any) -> None:
+        with pytest.raises(RequestError, match="chat_template_kwargs"):
+            make().chat(list(self.MESSAGES), GREEDY, chat_template_kwargs=values)
+
     @pytest.mark.parametrize("messages", [None, "Hi", [], {}, ["Hi"], [{"role": "user"}, []], 7])
     def test_wrong_messages(self, messages: Any) -> None:
         with pytest.raises(RequestError, match="messages"):
@@ -309,6 +314,41 @@ class TestStream:
         llm = make()
         for _ in llm.stream("Hi", GREEDY):
             break
+        assert is_clean(llm)
+
+    def test_read_in_turns_and_among_generate(self) -> None:
+        llm = make()
+        expected = {p: llm.generate(p, GREEDY)[0].outputs[0].token_ids for p in ("Hi", "Ho", "Ha")}
+        streams = {p: llm.stream(p, GREEDY) for p in ("Hi", "Ho")}
+        found: dict[str, list[int]] = {"Hi": [], "Ho": []}
+        for turn in range(len(expected["Hi"])):
+            for prompt, stream in streams.items():
+                found[prompt] += next(stream).outputs[0].token_ids
+            if turn == 3:
+                assert llm.generate("Ha", GREEDY)[0].outputs[0].token_ids == expected["Ha"]
+        for prompt, stream in streams.items():
+            for output in stream:
+                found[prompt] += output.outputs[0].token_ids
+            assert found[prompt] == expected[prompt]
+        assert is_clean(llm)
+
+
+class TestThreads:
+    def test_each_gets_its_own_answers(self) -> None:
+        llm = make(max_num_seqs=3)
+        prompts = list("abcdefgh")
+        expected = [llm.generate(p, GREEDY)[0].outputs for p in prompts]
+        found: list[list[Any]] = []
+
+        def ask() -> None:
+            found.extend([o.outputs for o in llm.generate(prompts, GREEDY)] for _ in range(5))
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert found == [expected] * 20
         assert is_clean(llm)
 
 
