@@ -156,6 +156,7 @@ class InputProcessor:
             raise RequestError("cache_salt is given twice; give it once", param="cache_salt")
         salt = cache_salt if salt is None else salt
         _check_cache_salt(salt)
+        params = msgspec.structs.replace(params)  # checks it anew: fields can be set
         params.check_vocabulary(self._vocab_size)
         params = self._complete(params, len(token_ids))
         ids = [request_id] if params.n == 1 else [f"{i}_{request_id}" for i in range(params.n)]

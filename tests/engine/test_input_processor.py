@@ -202,6 +202,13 @@ class TestOptions:
         with pytest.raises(RequestError):
             process("Hi", SamplingParams(**options))
 
+    @pytest.mark.parametrize("field", ["logprobs", "max_tokens", "min_tokens", "n", "stop", "seed"])
+    def test_params_that_were_changed_are_checked_again(self, field: str) -> None:
+        params = SamplingParams()
+        setattr(params, field, object())
+        with pytest.raises(RequestError, match=field):
+            process("Hi", params)
+
 
 class TestCompletions:
     def test_one(self) -> None:
