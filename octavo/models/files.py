@@ -41,7 +41,7 @@ class ModelFiles:
         config: typed access to `raw_config`.
         raw_config: config.json, or what it would be for a GGUF file.
         checkpoint_dtype: what the checkpoint's matrices are.
-        generation_config: {} where there is none.
+        generation_config: without a file of that name, what the configuration says of ends.
         gguf_metadata: a GGUF file's own metadata (its tokenizer is there), None for a folder.
         checkpoint: the weights; None for load format "dummy".
     """
@@ -140,7 +140,6 @@ def _open_folder(name: str, folder: Path, load_format: str) -> ModelFiles:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is no model: it has neither config.json nor one GGUF file")
     config = read_json_object(folder / "config.json")
-    generation = folder / "generation_config.json"
     checkpoint = None if load_format == "dummy" else SafetensorsCheckpoint(folder)
     stated = config.get("dtype") or config.get("torch_dtype")
     known = _DTYPES.get(stated, DType.F32) if isinstance(stated, str) else DType.F32
@@ -150,9 +149,18 @@ def _open_folder(name: str, folder: Path, load_format: str) -> ModelFiles:
         config=ConfigReader(config, str(folder / "config.json")),
         raw_config=config,
         checkpoint_dtype=known if checkpoint is None else checkpoint.dtype,
-        generation_config=read_json_object(generation) if generation.is_file() else {},
+        generation_config=_generation_config(folder, config),
         checkpoint=checkpoint,
     )
+
+
+def _generation_config(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """generation_config.json; without one, the ends that config.json names (as transformers)."""
+    path = folder / "generation_config.json"
+    if path.is_file():
+        return read_json_object(path)
+    end = config.get("eos_token_id")
+    return {} if end is None else {"eos_token_id": end}
 
 
 def _open_gguf(name: str, path: Path, load_format: str) -> ModelFiles:

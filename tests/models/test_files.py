@@ -31,6 +31,15 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+def test_without_a_generation_config_the_ends_are_the_configurations(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    assert resolve_model(str(folder)).generation_config == {}
+    config = json.loads((folder / "config.json").read_text())
+    for end in (7, [7, 8]):
+        (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": end}))
+        assert resolve_model(str(folder)).generation_config == {"eos_token_id": end}
+
+
 def test_a_folder(folder: Path) -> None:
     files = resolve_model(str(folder))
     assert files.name == str(folder)
