@@ -32,15 +32,19 @@ _NORMAL = 1
 _SPACE = "▁"
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LETTERS = rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_LETTERS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_LETTERS}|\p{{N}}|{_REST}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+",
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*",
 )
+_SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_SLASHED}"
+_GPT4O = rf"{_CASED[0]}{_CONTRACTED}?|{_CASED[1]}{_CONTRACTED}?|\p{{N}}{{1,3}}|{_SLASHED}"
 _DIGIT = r"\p{N}"
 _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
 
@@ -62,7 +66,9 @@ class PreTokenizer:
 
 _PRE = {
     "default": PreTokenizer(patterns=(_PUNCTUATION, _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "dbrx": PreTokenizer(patterns=(_LLAMA3,)),
     "gpt-2": PreTokenizer(patterns=(_GPT2,)),
+    "gpt-4o": PreTokenizer(patterns=(_GPT4O,)),
     "llama-bpe": PreTokenizer(patterns=(_LLAMA3,), ignore_merges=True, add_bos=True),
     "qwen2": PreTokenizer(patterns=(_QWEN2,)),
     "smollm": PreTokenizer(patterns=(_DIGIT, _GPT2)),
@@ -77,6 +83,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "olmo": _PRE["gpt-2"],
     "phi-2": _PRE["gpt-2"],
     "pixtral": _PRE["llama-bpe"],
+    "smaug-bpe": _PRE["dbrx"],
     "starcoder": _PRE["smollm"],
 }
 """By tokenizer.ggml.pre."""

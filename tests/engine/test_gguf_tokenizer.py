@@ -79,13 +79,19 @@ def test_an_end_that_the_file_calls_normal_is_special_all_the_same() -> None:
 
 # ---------------------------------------------------------------- pre-tokenizers
 
-# llama.cpp's patterns (src/llama-vocab.cpp), for another engine of regular expressions.
+# llama.cpp's patterns (src/llama-vocab.cpp; of gpt-4o the original), for another engine of
+# regular expressions.
 LLAMA_CPP = {
     "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "llama-bpe": r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
     r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "qwen2": r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
     r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "tekken": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -109,6 +115,7 @@ def test_pieces(name: str, text: str) -> None:
         ("smollm", ["ab", "1", "2", "3", ",", " c", "4"]),
         ("gpt-2", ["ab", "123", ",", " c", "4"]),
         ("default", ["ab", "123", ",", " c", "4"]),
+        ("dbrx", ["ab", "123", ",", " c", "4"]),
         ("llama3", ["ab", "123", ",", " c", "4"]),
         ("qwen2", ["ab", "1", "2", "3", ",", " c", "4"]),
     ],
@@ -205,7 +212,7 @@ def test_space_before_a_text(add_space: bool) -> None:
     [
         ({"model": "t5"}, TokenizerError, "'t5' is not supported; supported: gpt2, llama"),
         ({"model": None}, TokenizerError, "tokenizer.ggml.model is missing"),
-        ({"pre": "klingon"}, TokenizerError, "'klingon' is not supported; supported: deepseek"),
+        ({"pre": "klingon"}, TokenizerError, "'klingon' is not supported; supported: dbrx, de"),
         ({"pre": 5}, TokenizerError, "pre is missing or no text"),
         ({"tokens": None}, TokenizerError, "tokens is missing"),
         ({"tokens": ["a", "b", "a"]}, TokenizerError, "the same token twice"),

@@ -10,14 +10,16 @@ from transformers import PreTrainedTokenizerFast
 
 from octavo.engine.hf_tokenizer import folder_tokenizer
 from octavo.errors import ModelError, TokenizerError
-from tests.engine.tokenizer_lab import byte_level, metaspace, save_folder, texts
+from tests.engine.tokenizer_lab import byte_level, metaspace, save_folder, texts, unigram
 
 
 def copy_of(core: Tokenizer) -> Tokenizer:
     return Tokenizer.from_str(core.to_str())
 
 
-@pytest.fixture(scope="module", params=[byte_level, metaspace], ids=["byte-level", "metaspace"])
+@pytest.fixture(
+    scope="module", params=[byte_level, metaspace, unigram], ids=lambda make: make.__name__
+)
 def both(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Tokenizer, PreTrainedTokenizerFast]:

@@ -95,6 +95,28 @@ def metaspace() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(state))
 
 
+@cache
+def unigram() -> Tokenizer:
+    """SentencePiece's unigram model with byte fallback, as tokenizer.json holds it."""
+    core = Tokenizer(models.Unigram())
+    core.normalizer = normalizers.Replace(" ", "▁")
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    core.decoder = decoders.Metaspace(prepend_scheme="always")
+    specials = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=500, show_progress=False, special_tokens=specials, unk_token="<unk>"
+    )
+    core.train_from_iterator(CORPUS, trainer)
+    state = json.loads(core.to_str())
+    state["model"]["byte_fallback"] = True
+    state["added_tokens"] = [t for t in state["added_tokens"] if not t["content"].startswith("<0x")]
+    state["decoder"] = {
+        "type": "Sequence",
+        "decoders": [{"type": "ByteFallback"}, state["decoder"]],
+    }
+    return Tokenizer.from_str(json.dumps(state))
+
+
 def save_folder(folder: Path, core: Tokenizer, **config: Any) -> Path:
     """tokenizer.json and tokenizer_config.json, as a model's folder has them."""
     core.save(str(folder / "tokenizer.json"))
