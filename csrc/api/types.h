@@ -17,7 +17,7 @@ constexpr int kPanel = 32;      // output columns of one weight panel
 constexpr int kBlockSize = 16;  // tokens of one KV block
 constexpr int kChunk = 256;     // tokens of one softmax chunk, at absolute positions
 constexpr int kColumnPad = 32;  // columns that every row is padded to, with zeros
-constexpr int kRowGranule = 8;  // rows are split among threads in multiples of this
+constexpr int kRowGranule = 4;  // rows are split among threads in multiples of this
 constexpr int kMaxHeadDim = 512;
 constexpr int kNullBlock = 0;
 

@@ -71,7 +71,6 @@ OCTAVO_INLINE AttentionPlan plan_attention(const AttentionArgs& args, const Task
   return plan;
 }
 
-template <class E>
 OCTAVO_INLINE ChunkPages chunk_pages(const AttentionArgs& args, const StepView& step,
                                      const ItemRef& item, int lowest, int highest, int chunk) {
   const GroupView& group = step.groups[args.kv.group];
@@ -89,12 +88,11 @@ OCTAVO_INLINE ChunkPages chunk_pages(const AttentionArgs& args, const StepView& 
 }
 
 // Pages of an item's first chunk.
-template <class E>
 OCTAVO_INLINE ChunkPages first_pages(const AttentionArgs& args, const StepView& step,
                                      const ItemRef& item) {
   const int end = step.positions[item.token] + 1;
   const int begin = args.window > 0 && end > args.window ? end - args.window : 0;
-  return chunk_pages<E>(args, step, item, begin, end, begin / kChunk);
+  return chunk_pages(args, step, item, begin, end, begin / kChunk);
 }
 
 // `next` follows on the same thread: its first pages are fetched on the way.
@@ -103,14 +101,14 @@ void attend_item(const AttentionArgs& args, const StepView& step, const ItemRef&
                  const ItemRef* next, AttentionItem<E>& item) {
   item.start(args, step, ref);
   int chunk = item.lowest / kChunk;
-  ChunkPages pages = chunk_pages<E>(args, step, ref, item.lowest, item.highest, chunk);
+  ChunkPages pages = chunk_pages(args, step, ref, item.lowest, item.highest, chunk);
   for (;; ++chunk) {
     ChunkPages ahead;
     const bool last = (chunk + 1) * kChunk >= item.highest;
     if (!last) {
-      ahead = chunk_pages<E>(args, step, ref, item.lowest, item.highest, chunk + 1);
+      ahead = chunk_pages(args, step, ref, item.lowest, item.highest, chunk + 1);
     } else if (next) {
-      ahead = first_pages<E>(args, step, *next);
+      ahead = first_pages(args, step, *next);
     }
     item.attend_chunk(args, chunk, pages, last && !next ? nullptr : &ahead);
     item.merge_chunk(chunk);
@@ -165,8 +163,7 @@ OCTAVO_INLINE void attend_chunks(const AttentionArgs& args, const Task& task,
       if (!started) item.start(args, *task.step, ref);
       started = true;
       const int chunk = item.lowest / kChunk + c;
-      const ChunkPages pages =
-          chunk_pages<E>(args, *task.step, ref, item.lowest, item.highest, chunk);
+      const ChunkPages pages = chunk_pages(args, *task.step, ref, item.lowest, item.highest, chunk);
       item.attend_chunk(args, chunk, pages, nullptr);
       const AttentionPartials& to = *args.partials;
       for (int i = 0; i < item.rows; ++i) {

@@ -134,7 +134,11 @@ OCTAVO_INLINE void gemm(const Buffer& x, const LinearWeight& w, const GemmRange&
         const int k1 = k0 + block_k < w.k_padded ? k0 + block_k : w.k_padded;
         const bool last = k1 == w.k_padded;
         for (int m = m0, pass = 0; m < m1; ++pass) {
-          const int mr = m1 - m < E::kMaxRows ? m1 - m : E::kMaxRows;
+          // The last two tiles share their rows: a tile of one row or two waits for its own chains.
+          const int left = m1 - m;
+          const int mr = left >= 2 * E::kMaxRows ? E::kMaxRows
+                         : left > E::kMaxRows    ? (left + 1) / 2
+                                                 : left;
           float* c = tile + (blocked ? (m - m0) * ldc : 0);
           for (int p = 0; p < panels; ++p) {
             const T* b = static_cast<const T*>(w.panels) + (p0 + p) * panel_elems +
