@@ -389,7 +389,7 @@ class Scheduler:
         ]
         for request in list(self._running.requests):
             if request.is_sharing and request.last_admitted_step >= record.step_id:
-                self._preempt(request, is_sound=False)
+                self._preempt(request)
         for request in self._waiting.requests:
             if request.parent is not None:
                 request.parent.fork_source = None
@@ -401,10 +401,9 @@ class Scheduler:
 
     # ---------------------------------------------------------------- changes of state
 
-    def _preempt(self, request: Request, *, is_sound: bool = True) -> None:
+    def _preempt(self, request: Request) -> None:
         """Take a running request's blocks; it waits, and will be computed again."""
-        if is_sound:
-            self._kv.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens))
+        self._kv.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens))
         self._kv.free(request)
         request.forget_progress()
         request.status = RequestStatus.PREEMPTED

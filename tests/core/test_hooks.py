@@ -4,12 +4,14 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from octavo.contracts.features import Admission, RequestView, SchedulerHook
 from octavo.contracts.messages import FinishReason
 from octavo.contracts.step import RunnerOutput, SchedulerOutput
 from octavo.core.hooks import HookChain
 from octavo.core.request import Request
+from octavo.errors import RequestError
 from tests.core.fake_worker import FakeCore, make_request
 
 
@@ -20,6 +22,7 @@ class Diary(SchedulerHook):
         self.name = name
         self.heard: list[tuple[Any, ...]] = []
         self.admission = Admission.READY
+        self.waits_for = ""
         self.clamp: int | None = None
         self.keeps = False
         self.freed: list[str] = []
@@ -29,7 +32,7 @@ class Diary(SchedulerHook):
         self.heard.append(("add", request.request_id, request.num_prompt_tokens))
 
     def can_admit(self, request: RequestView) -> Admission:
-        return self.admission
+        return Admission.WAIT if request.request_id == self.waits_for else self.admission
 
     def error_of(self, request: RequestView) -> str:
         return f"{self.name} does not want {request.request_id}"
@@ -230,10 +233,37 @@ class TestInTheScheduler:
         core.add("big", [2] * 40, max_tokens=1)
         core.step()
         assert not core.answers["big"].outputs
+        with pytest.raises(RequestError, match="'r' is in use"):
+            core.scheduler.add_request(make_request("r", [1]))
         diary.keeps = False
         diary.freed = ["r"]
         core.run()
         core.check_complete()
+
+    def test_kept_blocks_of_half_a_prompt_are_not_forked(self) -> None:
+        diary = Diary()
+        diary.keeps = True
+        core = FakeCore(hooks=[diary], budget=16)
+        core.add_n("n", 2, [1] * 40, max_tokens=3)
+        core.step()
+        core.finish("0_n")
+        diary.keeps = False
+        while core.scheduler.has_unfinished_requests():
+            core.step()
+        assert core.answers["1_n"].token_ids == core.expected("1_n")[0]
+        diary.freed = ["0_n"]
+        core.run()
+
+    def test_a_child_waits_for_a_parent_that_may_not_start(self) -> None:
+        diary = Diary()
+        diary.waits_for = "0_n"
+        core = FakeCore(hooks=[diary])
+        core.add_n("n", 2, [1] * 40, max_tokens=3)
+        assert not core.schedule().num_scheduled_tokens
+        diary.waits_for = ""
+        core.run()
+        core.check_complete()
+        assert any(step.block_copies for step in core.steps)
 
     def test_pooled_vectors_end_a_request(self) -> None:
         core = FakeCore(budget=8)

@@ -57,6 +57,17 @@ class TestAdding:
         core.run()
         core.check_complete()
 
+    def test_what_a_window_holds_counts_all_steps_in_flight(self) -> None:
+        """16 tokens of window and 3 x 16 in flight: 4 blocks, and one for the alignment."""
+        core = FakeCore(windows=(17,), budget=16, depth=3, num_blocks=5)
+        with pytest.raises(RequestError, match="at most 63 and one more"):
+            core.add("long", [1] * 100)
+        core = FakeCore(windows=(17,), budget=16, depth=3, num_blocks=6)
+        core.add("long", range(1, 300), max_tokens=60, ignore_eos=True)
+        core.run()
+        core.check_complete()
+        assert core.scheduler.stats().num_preemptions == 0
+
     def test_unsupported_groups_and_secrets(self) -> None:
         group = KVCacheGroup(layer_names=("l",), spec=MambaSpec(state_bytes=8))
         with pytest.raises(ConfigError, match="MambaSpec"):
@@ -523,6 +534,49 @@ class TestErrors:
         core.add("shares", [1] * 60, max_tokens=30, ignore_eos=True)
         core.run()
         assert core.answers["shares"].token_ids == core.expected("shares")[0]
+
+    def test_what_was_hashed_when_its_owner_went_is_not_found_either(self) -> None:
+        """The owner is aborted when all tokens of a block are known, and the step that computes
+        the last of them, which will fail, is in flight."""
+        core = FakeCore(depth=2, fails=lambda step_id, _: step_id == 2)
+        core.add("bad", [1] * 30, max_tokens=30, ignore_eos=True)
+        for _ in range(2):
+            core.schedule()
+        core.settle()
+        core.schedule()
+        core.settle()
+        request = core.scheduler._requests["bad"]
+        assert request.num_tokens == request.num_computed_tokens == 32
+        core.finish("bad")
+        assert core.scheduler.stats().num_cached_blocks == 2
+        core.settle()
+        core.add("next", [*request.token_ids, 5], max_tokens=5)
+        core.run()
+        assert cached(core, "next") == 16
+        assert core.answers["next"].token_ids == core.expected("next")[0]
+
+    def test_a_repeated_error_restarts_nobody_again(self) -> None:
+        core = FakeCore(depth=3, budget=256, fails=lambda _, request_id: request_id == "bad")
+        core.add("warm", [1] * 40, max_tokens=1)
+        core.run()
+        core.add("bad", [1] * 60, max_tokens=9)
+        core.add("shares", [1] * 60, max_tokens=20, ignore_eos=True)
+        core.run()
+        assert core.answers["shares"].token_ids == core.expected("shares")[0]
+        assert core.scheduler.stats().num_preemptions == 1
+
+    @pytest.mark.parametrize("caching", [True, False])
+    def test_children_of_a_parent_that_went_before_its_failure_was_known(
+        self, caching: bool
+    ) -> None:
+        core = FakeCore(depth=2, prefix_caching=caching, fails=lambda _, name: name == "0_n")
+        core.add_n("n", 3, [1] * 40, max_tokens=9, ignore_eos=True)
+        core.schedule()
+        core.finish("0_n")
+        core.settle()
+        core.run()
+        for child in ("1_n", "2_n"):
+            assert core.answers[child].token_ids == core.expected(child)[0]
 
     def test_children_of_a_failed_parent(self) -> None:
         core = FakeCore(depth=2, fails=lambda step_id, request_id: request_id == "0_n")
