@@ -46,8 +46,7 @@ def make_requests() -> list[ToyRequest]:
 @pytest.fixture(scope="module", autouse=True)
 def hybrid_is_registered() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        home = ("tests.worker.tiny", "HybridForCausalLM")
-        patch.setitem(registry._MODELS, "HybridForCausalLM", home)
+        patch.setitem(registry._MODELS, "HybridForCausalLM", "tests.worker.tiny")
         yield
 
 

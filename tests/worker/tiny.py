@@ -10,7 +10,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.model import ConfigReader
 from octavo.contracts.tensor import DType
 from octavo.models.files import ModelFiles
-from octavo.models.llama import LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM
+from octavo.models.llama import LlamaConfig, LlamaForCausalLM
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -33,9 +33,9 @@ HYBRID = {**LLAMA, "architectures": ["HybridForCausalLM"], "num_hidden_layers": 
 class HybridForCausalLM(LlamaForCausalLM):
     """Window, full, window: three KV groups of one layer. (The registry must be told of it.)"""
 
-    def decoder_layer(self, config: LlamaConfig, index: int) -> LlamaDecoderLayer:
-        window = 20 if index % 2 == 0 else None
-        return super().decoder_layer(replace(config, sliding_window=window), index)
+    @classmethod
+    def read_config(cls, config: ConfigReader) -> LlamaConfig:
+        return replace(super().read_config(config), windows=(20, None, 20))
 
 
 def tiny_files(
