@@ -40,13 +40,21 @@ class NoProgress:
         """Nothing."""
 
 
+def stderr_is_terminal() -> bool:
+    """False, too, where stderr is closed, absent, or replaced by something that is no file."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
 @contextmanager
 def generation_progress(
     num_requests: int, *, enabled: bool
 ) -> Iterator[GenerationProgress | NoProgress]:
     """A progress line on stderr, if that is a terminal. It is redrawn by `update` only: no thread
     competes with the engine for a core."""
-    if not enabled or not sys.stderr.isatty():
+    if not enabled or not stderr_is_terminal():
         yield NoProgress()
         return
     from rich.console import Console

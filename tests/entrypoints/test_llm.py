@@ -401,6 +401,11 @@ class TestProgress:
         make().generate(["a", "b"], GREEDY)
         assert capsys.readouterr() == ("", "")
 
+    @pytest.mark.parametrize("stderr", [None, object()])
+    def test_silent_without_a_stderr(self, stderr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert len(make().generate(["a", "b"], GREEDY)) == 2
+
     def test_on_a_terminal(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
