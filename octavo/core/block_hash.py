@@ -137,6 +137,13 @@ class BlockHasher:
             extra += self._extra_keys(request, start, end)
         return extra
 
+    def have_same_prompt(self, a: Request, b: Request) -> bool:
+        """Whether the prompts of two requests have the same KV, to the last token."""
+        if a.engine_request.prompt_token_ids != b.engine_request.prompt_token_ids:
+            return False
+        keys = [encode_key(tuple(self.extra_keys(r, 0, r.num_prompt_tokens))) for r in (a, b)]
+        return keys[0] == keys[1]
+
     def _digest(
         self, parent: bytes | None, tokens: bytes, extra: Sequence[tuple[str, Hashable]]
     ) -> bytes:

@@ -22,7 +22,7 @@ from octavo.contracts.features import Admission, SchedulerHook
 from octavo.contracts.kv_spec import KVCacheConfig
 from octavo.contracts.messages import EngineOutput, EngineRequest, FinishReason, SchedulerStats
 from octavo.contracts.step import BlockIds, RunnerOutput, SchedulerOutput
-from octavo.core.block_hash import BlockHasher, encode_key
+from octavo.core.block_hash import BlockHasher
 from octavo.core.budget import TokenBudget
 from octavo.core.hooks import HookChain
 from octavo.core.integrity import check_scheduler
@@ -112,7 +112,7 @@ class Scheduler:
         self._num_arrivals += 1
         if request.fork_of is not None and not added.skips_prefix_cache:
             parent = self._requests.get(request.fork_of)
-            if parent is not None and self._have_same_prompt(parent, added):
+            if parent is not None and self._hasher.have_same_prompt(parent, added):
                 added.parent = parent
                 parent.num_waiting_children += 1
         self._requests[request_id] = added
@@ -390,9 +390,7 @@ class Scheduler:
         for request in list(self._running.requests):
             if request.is_sharing and request.last_admitted_step >= record.step_id:
                 self._preempt(request)
-        for request in self._waiting.requests:
-            if request.parent is not None:
-                request.parent.fork_source = None
+        self._forget_fork_sources()
         pool = self._kv.pool
         for hashed in (record.hashed, *(r.hashed for r in self._in_flight), pool.take_hashed()):
             for block in hashed:
@@ -444,13 +442,10 @@ class Scheduler:
             request.parent.num_waiting_children -= 1
             request.parent = None
 
-    def _have_same_prompt(self, a: Request, b: Request) -> bool:
-        """Whether their prompts have the same KV."""
-        num_tokens = a.num_prompt_tokens
-        extra = [encode_key(tuple(self._hasher.extra_keys(r, 0, num_tokens))) for r in (a, b)]
-        return extra[0] == extra[1] and (
-            a.engine_request.prompt_token_ids == b.engine_request.prompt_token_ids
-        )
+    def _forget_fork_sources(self) -> None:
+        for request in self._waiting.requests:
+            if request.parent is not None:
+                request.parent.fork_source = None
 
     # ---------------------------------------------------------------- looking at it
 
@@ -469,7 +464,10 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing done, while requests hold blocks."""
-        return self._kv.reset_prefix_cache()
+        was_reset = self._kv.reset_prefix_cache()
+        if was_reset:
+            self._forget_fork_sources()
+        return was_reset
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant is broken. Between steps, not within one."""

@@ -81,6 +81,22 @@ def test_a_hooks_keys_count_from_their_block_on() -> None:
     assert plain[2] != with_image[2]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "options", "same"),
+    [
+        ([1] * 20, {}, True),
+        ([1] * 21, {}, False),
+        ([1] * 19 + [2], {}, False),
+        ([1] * 20, {"cache_salt": "a"}, False),
+        ([1] * 20, {"lora_name": "a"}, False),
+        ([1] * 20, {"seed": 5, "max_tokens": 3}, True),
+    ],
+)
+def test_same_prompts(prompt: list[int], options: dict[str, Any], same: bool) -> None:
+    hasher = BlockHasher(SECRET, 16)
+    assert hasher.have_same_prompt(request([1] * 20), request(prompt, **options)) is same
+
+
 def test_the_secret_is_the_key() -> None:
     prompt = list(range(16))
     assert hashes(prompt, BlockHasher(SECRET, 16)) == hashes(prompt, BlockHasher(SECRET, 16))

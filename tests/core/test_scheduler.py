@@ -405,6 +405,15 @@ class TestForks:
         core.check_complete()
         assert not any(step.block_copies for step in core.steps)
 
+    def test_a_reset_forgets_what_parents_left(self) -> None:
+        core = FakeCore(max_num_seqs=1)
+        core.add_n("n", 2, [1] * 40, max_tokens=1)
+        core.step()
+        assert core.scheduler.reset_prefix_cache()
+        core.run()
+        core.check_complete()
+        assert core.worker.num_computed_tokens == 80
+
     def test_a_window_that_moved_on(self) -> None:
         """The parent runs ahead while its child has no place; then its blocks are gone."""
         core = FakeCore(windows=(17,), max_num_seqs=2, prefix_caching=False)
