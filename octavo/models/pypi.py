@@ -279,5 +279,6 @@ def _size_of(folder: Path) -> int:
 def _reason(errors: bytes) -> str:
     """What pip says went wrong."""
     lines = errors.decode("utf-8", "replace").strip().splitlines()
-    told = [line for line in lines if line.startswith("ERROR:")] or lines[-1:]
+    told = [line for line in lines if line.startswith("ERROR:") and line != "ERROR: Exception:"]
+    told = told or lines[-1:]  # of a traceback: the exception itself
     return " ".join(told)[:1000] or "pip gave no reason"

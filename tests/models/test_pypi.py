@@ -159,6 +159,14 @@ def test_failures_leave_nothing(spec: str, message: str, home: Path, index: Path
     assert files_under(home) == {"models"}
 
 
+def test_a_traceback_of_pip_is_told_by_its_last_line() -> None:
+    errors = b"ERROR: Exception:\nTraceback (most recent call last):\n  x\nOSError: disk full\n"
+    assert pypi._reason(errors) == "OSError: disk full"
+    errors = b"warning\nERROR: no such\nERROR: version\n"
+    assert pypi._reason(errors) == "ERROR: no such ERROR: version"
+    assert pypi._reason(b"") == "pip gave no reason"
+
+
 @pytest.fixture
 def small_files() -> Iterator[None]:
     """No file may grow beyond half of CONTENT: as on a full disk, write() fails."""
