@@ -13,6 +13,8 @@ from typing import Any
 from octavo.errors import UnsupportedModelError, shown
 
 _MISSING: Any = object()
+_LARGEST = 1e15
+"""Of numbers that scale others."""
 
 
 class ConfigReader:
@@ -55,6 +57,16 @@ class ConfigReader:
         if type(value) not in (int, float) or abs(value) > sys.float_info.max or value != value:
             raise self._wrong(key, value, "a finite number")
         return float(value)
+
+    def positive(self, key: str, default: Any = _MISSING) -> Any:
+        """A number above 0, neither so small nor so large that float32 could not hold products of
+        it. A default is checked, too, unless it is None."""
+        value = self.float(key, default)
+        if value is not None and not 1 / _LARGEST <= value <= _LARGEST:
+            raise self._wrong(
+                key, value, f"above 0, at least {1 / _LARGEST:g} and at most {_LARGEST:g}"
+            )
+        return value
 
     def bool(self, key: str, default: Any = _MISSING) -> Any:
         """true or false."""

@@ -57,7 +57,7 @@ class LinearScaling(RopeScaling):
 
     @classmethod
     def read(cls, section: ConfigReader, max_position: int, original: int) -> RopeScaling:
-        return cls(factor=_positive(section, "factor"))
+        return cls(factor=section.positive("factor"))
 
     def inv_freq(self, theta: float, dim: int, max_model_len: int) -> np.ndarray:
         return _base_inv_freq(theta, dim) / self.factor
@@ -75,7 +75,7 @@ class DynamicScaling(RopeScaling):
 
     @classmethod
     def read(cls, section: ConfigReader, max_position: int, original: int) -> RopeScaling:
-        return cls(factor=_positive(section, "factor"), max_position=max_position)
+        return cls(factor=section.positive("factor"), max_position=max_position)
 
     def inv_freq(self, theta: float, dim: int, max_model_len: int) -> np.ndarray:
         length = max(max_model_len, self.max_position)
@@ -97,11 +97,11 @@ class Llama3Scaling(RopeScaling):
 
     @classmethod
     def read(cls, section: ConfigReader, max_position: int, original: int) -> RopeScaling:
-        low, high = _positive(section, "low_freq_factor"), _positive(section, "high_freq_factor")
+        low, high = section.positive("low_freq_factor"), section.positive("high_freq_factor")
         if high <= low:
             raise section.unsupported(f"high_freq_factor={high} must be above {low}")
         return cls(
-            factor=_positive(section, "factor"),
+            factor=section.positive("factor"),
             low_freq_factor=low,
             high_freq_factor=high,
             original_max_position=original,
@@ -129,7 +129,7 @@ class YarnScaling(RopeScaling):
 
     @classmethod
     def read(cls, section: ConfigReader, max_position: int, original: int) -> RopeScaling:
-        factor = _positive(section, "factor", max_position / original)
+        factor = section.positive("factor", max_position / original)
         mscale = section.float("mscale", 0.0)
         mscale_all_dim = section.float("mscale_all_dim", 0.0)
         if min(mscale, mscale_all_dim) < 0:
@@ -141,9 +141,9 @@ class YarnScaling(RopeScaling):
         return cls(
             factor=factor,
             original_max_position=original,
-            attention_factor=_positive(section, "attention_factor", inferred),
-            beta_fast=_positive(section, "beta_fast", 32.0),
-            beta_slow=_positive(section, "beta_slow", 1.0),
+            attention_factor=section.positive("attention_factor", inferred),
+            beta_fast=section.positive("beta_fast", 32.0),
+            beta_slow=section.positive("beta_slow", 1.0),
             truncate=section.bool("truncate", True),
         )
 
@@ -181,7 +181,7 @@ class LongRopeScaling(RopeScaling):
 
     @classmethod
     def read(cls, section: ConfigReader, max_position: int, original: int) -> RopeScaling:
-        factor = _positive(section, "factor", max_position / original)
+        factor = section.positive("factor", max_position / original)
         inferred = 1.0
         if factor > 1.0 and original > 1:
             inferred = math.sqrt(1 + math.log(factor) / math.log(original))
@@ -189,7 +189,7 @@ class LongRopeScaling(RopeScaling):
             short_factor=_factors(section, "short_factor"),
             long_factor=_factors(section, "long_factor"),
             original_max_position=original,
-            attention_factor=_positive(section, "attention_factor", inferred),
+            attention_factor=section.positive("attention_factor", inferred),
         )
 
     def inv_freq(self, theta: float, dim: int, max_model_len: int) -> np.ndarray:
@@ -306,13 +306,6 @@ def _base_inv_freq(theta: float, dim: int) -> np.ndarray:
 
 def _yarn_mscale(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
-def _positive(section: ConfigReader, key: str, *default: float) -> float:
-    value: float = section.float(key, *default)
-    if not 0 < value <= _LARGEST:
-        raise section.unsupported(f"{key}={value} must be above 0 and at most {_LARGEST:g}")
-    return value
 
 
 def _factors(section: ConfigReader, key: str) -> tuple[float, ...]:

@@ -68,18 +68,11 @@ def _read(config: ConfigReader, full_attention_every: int) -> LlamaConfig:
     return replace(
         read,
         norm_offset=1.0,
-        attention_scale=_positive(config, "query_pre_attn_scalar") ** -0.5,
-        logits_soft_cap=_positive(config, "final_logit_softcapping", None),
+        attention_scale=config.positive("query_pre_attn_scalar") ** -0.5,
+        logits_soft_cap=config.positive("final_logit_softcapping", None),
         # Float32 with every dtype, as is the residual stream that it scales: see docs/models.md.
         embedding_scale=float(np.float32(read.hidden_size**0.5)),
     )
-
-
-def _positive(config: ConfigReader, key: str, *default: None) -> Any:
-    value = config.float(key, *default)
-    if value is not None and not value > 0:
-        raise config.unsupported(f"{key}={value} must be above 0")
-    return value
 
 
 class Gemma2ForCausalLM(LlamaForCausalLM):
@@ -90,7 +83,7 @@ class Gemma2ForCausalLM(LlamaForCausalLM):
     @classmethod
     def read_config(cls, config: ConfigReader) -> LlamaConfig:
         config = config.with_defaults(_GEMMA2_DEFAULTS)
-        soft_cap = _positive(config, "attn_logit_softcapping", None)
+        soft_cap = config.positive("attn_logit_softcapping", None)
         return replace(_read(config, 2), attention_soft_cap=soft_cap)
 
 

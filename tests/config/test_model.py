@@ -27,6 +27,8 @@ def reader(**values: Any) -> ConfigReader:
         ("float", -2.5, -2.5),
         ("bool", True, True),
         ("bool", False, False),
+        ("positive", 8, 8.0),
+        ("positive", 1e-15, 1e-15),
         ("list", [1, 2], [1, 2]),
         ("list", [], []),
     ],
@@ -51,6 +53,11 @@ def test_values(kind: str, value: Any, read: Any) -> None:
         ("float", math.inf, "a finite number"),
         ("float", -math.inf, "a finite number"),
         pytest.param("float", 10**400, "a finite number", id="float-huge"),
+        ("positive", 0, "above 0, at least 1e-15 and at most 1e\\+15"),
+        ("positive", -1.0, "above 0"),
+        ("positive", 1e16, "above 0"),
+        ("positive", 1e-16, "above 0"),
+        ("positive", math.nan, "a finite number"),
         ("bool", 1, "true or false"),
         ("bool", "true", "true or false"),
         ("list", "abc", "a list"),
@@ -64,7 +71,7 @@ def test_wrong_values(kind: str, value: Any, rule: str) -> None:
         getattr(reader(key=value), kind)("key")
 
 
-@pytest.mark.parametrize("kind", ["int", "float", "bool", "list"])
+@pytest.mark.parametrize("kind", ["int", "float", "positive", "bool", "list"])
 @pytest.mark.parametrize("values", [{}, {"key": None}], ids=["absent", "null"])
 def test_missing(kind: str, values: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match=r"config\.json: key is missing"):
@@ -89,6 +96,13 @@ def test_with_defaults_fills_in_what_is_absent_and_keeps_null() -> None:
     assert "heads" not in given
     with pytest.raises(UnsupportedModelError, match=r"config\.json: size is missing"):
         filled.int("size")
+
+
+def test_a_default_must_be_positive_too() -> None:
+    assert reader().positive("key", None) is None
+    assert reader().positive("key", 2.0) == 2.0
+    with pytest.raises(UnsupportedModelError, match="above 0"):
+        reader().positive("key", math.inf)
 
 
 def test_choice() -> None:
@@ -132,7 +146,7 @@ ANYTHING = st.recursive(
 )
 
 
-@given(ANYTHING, st.sampled_from(["int", "float", "bool", "list", "section", "choice"]))
+@given(ANYTHING, st.sampled_from(["int", "float", "positive", "bool", "list", "section", "choice"]))
 def test_any_json_either_reads_or_is_unsupported(value: Any, kind: str) -> None:
     extra = ({"a": 1},) if kind == "choice" else ()
     try:
