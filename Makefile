@@ -23,7 +23,7 @@ endif
 
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help demo test test-slow check format bench model clean
+.PHONY: help demo serve test test-slow check format bench model clean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
@@ -32,6 +32,10 @@ help:  ## list the commands
 demo: $(S)/octavo model  ## generate for a mixed batch of prompts on a real model
 	$(call say,Generating)
 	@$(PY) examples/demo.py $(ARGS)
+
+serve: $(S)/octavo model  ## serve the default model over OpenAI's API (ARGS="--port 8001")
+	$(call say,Serving)
+	@$(OCTAVO) serve $(ARGS)
 
 test: $(S)/test model  ## run the tests (ARGS="tests/core -x" narrows them)
 	$(call say,Testing)

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from octavo.contracts.sampling_params import SamplingParams
+from octavo.models.registry import supported_architectures
 from tests.policy.tree import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -38,3 +39,10 @@ def test_refused_sampling_parameters_are_not_claimed() -> None:
     for name in ("temperature", "top-p", "top-k", "min-p", "seed", "min_tokens", "logprobs"):
         assert name in row
         assert name.replace("-", "_") in SamplingParams.__struct_fields__
+
+
+def test_every_family_is_named() -> None:
+    (row,) = re.findall(r"^\| Model families \| ([^|]*) \|", README, re.MULTILINE)
+    families = {re.findall(r"[A-Z][a-z]+|$", name)[0] for name in supported_architectures()}
+    assert families
+    assert not {family for family in families if family not in row}
