@@ -1,4 +1,4 @@
-"""GGUF tensor names → Hugging Face names, and the row order of q and k.
+"""GGUF tensor names ↔ Hugging Face names, and the row order of q and k.
 
 Names as llama.cpp's `convert_hf_to_gguf.py` writes them. A name that is not known here passes
 through unchanged, so that the loader reports it as it stands in the file.
@@ -35,6 +35,7 @@ _EXTRAS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 """Known tensors that are no weights: they go into the configuration (gguf_config)."""
 
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?([a-z0-9_]+)\.(weight|bias)")
+_HF_BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _EXTRA_IN_BLOCK = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?")
 
 
@@ -56,6 +57,18 @@ def hf_name(name: str, block_names: Mapping[str, str] = _BLOCK) -> str | None:
     return f"model.layers.{block}.{found}.{kind}" if found else name
 
 
+def gguf_name(name: str, block_names: Mapping[str, str] = _BLOCK) -> str | None:
+    """The GGUF name of a Hugging Face tensor: the inverse of `hf_name`; None for an unknown one."""
+    tops = {hf: stem for stem, hf in _TOP.items()}
+    blocks = {hf: stem for stem, hf in {**_BLOCK, **block_names}.items()}
+    stem, _, kind = name.rpartition(".")
+    match = _HF_BLOCK.fullmatch(stem)
+    if match is None:
+        return f"{tops[stem]}.{kind}" if stem in tops else None
+    index, part = match.groups()
+    return f"blk.{index}.{blocks[part]}.{kind}" if part in blocks else None
+
+
 def unpermute_rows(tensor: HostTensor, num_heads: int) -> HostTensor:
     """Undo the row order that llama.cpp gives q and k of architecture `llama`.
 
@@ -68,3 +81,12 @@ def unpermute_rows(tensor: HostTensor, num_heads: int) -> HostTensor:
         return tensor
     pairs = np.arange(num_rows).reshape(num_heads, num_rows // num_heads // 2, 2)
     return HostTensor(tensor.data[pairs.swapaxes(1, 2).ravel()], tensor.dtype, tensor.shape)
+
+
+def permute_rows(tensor: HostTensor, num_heads: int) -> HostTensor:
+    """The inverse of `unpermute_rows`."""
+    num_rows = tensor.shape[0]
+    if num_heads < 1 or num_rows % (2 * num_heads):
+        return tensor
+    halves = np.arange(num_rows).reshape(num_heads, 2, num_rows // num_heads // 2)
+    return HostTensor(tensor.data[halves.swapaxes(1, 2).ravel()], tensor.dtype, tensor.shape)

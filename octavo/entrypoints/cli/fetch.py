@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo.config.sections import ModelConfig
+
+if TYPE_CHECKING:
+    from octavo.models.progress import Progress
 
 
 def fetch_model(config: ModelConfig) -> Path:
@@ -17,20 +23,33 @@ def fetch_model(config: ModelConfig) -> Path:
     """
     from octavo.models.hub import locate_model
 
-    weights = config.load_format != "dummy"
+    with progress_bar(config.model) as progress:
+        return locate_model(
+            config.model,
+            revision=config.revision,
+            weights=config.load_format != "dummy",
+            progress=progress,
+        )
+
+
+@contextmanager
+def progress_bar(description: str) -> Iterator[Progress | None]:
+    """Shows bytes done of all bytes; None if stderr is no terminal. It shows at the first byte."""
     if not sys.stderr.isatty():
-        return locate_model(config.model, revision=config.revision, weights=weights)
+        yield None
+        return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
 
     columns = (
         TextColumn("{task.description}", markup=False),
         *(BarColumn(), DownloadColumn(), TransferSpeedColumn()),
     )
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
-        task = bar.add_task(config.model, total=None, visible=False)
+    with Bar(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task(description, total=None, visible=False)
 
         def show(num_bytes: int, total: int | None) -> None:
             bar.update(task, completed=num_bytes, total=total, visible=True)
 
-        return locate_model(config.model, revision=config.revision, weights=weights, progress=show)
+        yield show

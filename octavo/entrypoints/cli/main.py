@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from octavo.entrypoints.cli import bench, collect_env, generate, models, pull, serve
+from octavo.entrypoints.cli import bench, collect_env, export, generate, models, pull, serve
 from octavo.errors import OctavoError
 from octavo.log import configure_logging, get_logger
 
@@ -26,6 +26,7 @@ app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
 app.command("pull")(pull.pull)
 app.add_typer(models.app, name="models")
+app.command("export")(export.export)
 app.add_typer(bench.app, name="bench")
 app.command("collect-env")(collect_env.collect_env)
 

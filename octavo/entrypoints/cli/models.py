@@ -42,7 +42,7 @@ def models(
 
 
 @app.command("path")
-def path(name: Annotated[str, typer.Argument(help=_NAME_HELP)]) -> None:
+def path(name: Annotated[str, typer.Argument(metavar="NAME", help=_NAME_HELP)]) -> None:
     """Print where a model is."""
     from octavo.models.cache import find_model
 
