@@ -46,3 +46,9 @@ def test_docs_name_files_that_exist() -> None:
         targets = [page.parent / link for link in links] + [ROOT / path for path in paths]
         wrong += [f"{page.relative_to(ROOT)} → {t}" for t in targets if not t.exists()]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {p.name for p in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages == set(re.findall(r"^\| \[([\w-]+\.md)\]", index, re.MULTILINE))
