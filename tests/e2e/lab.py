@@ -185,3 +185,12 @@ def make_company(
         )
         for i in range(count)
     ]
+
+
+def assert_one_clear_line(error: BaseException) -> None:
+    """What a user reads: the value, the rule, the remedy, and nothing from inside."""
+    text = str(error)
+    assert 10 < len(text) < 2000
+    assert "\n" not in text
+    assert "Traceback" not in text
+    assert "object at 0x" not in text
