@@ -81,6 +81,8 @@ def _check_running(request: Request, kv: KVCacheManager) -> None:
         request.num_output_placeholders == 0 or known == request.num_tokens - 1,
         f"{request} has placeholders, and tokens before them are not computed",
     )
+    most = request.num_tokens_with_spec + request.num_output_placeholders
+    _require(request.num_computed_tokens <= most, f"{request} computed past all its tokens")
     _require(request.num_processed_tokens >= 0, f"{request} has more in flight than computed")
     lengths = {len(table) for table in request.block_tables}
     _require(len(lengths) == 1, f"{request} has tables of lengths {lengths}")
