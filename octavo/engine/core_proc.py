@@ -7,11 +7,13 @@ that closes, for whatever reason, this process ends. Signals are the front end's
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -46,6 +48,7 @@ class CoreProcess:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.connect(address)
+        self._address = address
         self._index = index
         self._encoder = Encoder()
         self._core: EngineCore | None = None
@@ -187,6 +190,10 @@ class CoreProcess:
         """Wait for the end of standard input; then stop, by force if a step does not end."""
         while os.read(0, 4096):
             pass
+        with contextlib.suppress(OSError):  # what a front end that was killed could not tidy up
+            socket_file = Path(self._address.removeprefix("ipc://"))
+            socket_file.unlink()
+            socket_file.parent.rmdir()
         self._stopping.set()
         time.sleep(_PARENT_GRACE_SECONDS)
         os._exit(1)
