@@ -39,7 +39,7 @@ logger = get_logger(__name__)
 def serve(
     model_name: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="The model; the same as --model."),
+        typer.Argument(metavar="MODEL", help="The model; the same as --model."),
     ] = None,
     *,
     server: ServerConfig,
