@@ -60,7 +60,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         fork_of: request id of completion 0, whose prompt KV this one shares; None for itself.
         priority: lower runs first (policy "priority").
         cache_salt: requests share cached prefixes only within the same salt.
-        client_index: which front end gets the outputs.
+        client_index: which of several front ends it comes from; there is one, 0.
         lora_name: adapter; part of block hashes. Refused until there is LoRA.
         extras: per-feature payloads, keyed by feature.
     """
@@ -126,12 +126,11 @@ class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False)
 
 
 class EngineOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """All that one step has for one client."""
+    """All that one step of core `engine_index` (one of several; there is one, 0) brought."""
 
     engine_index: int = 0
     outputs: list[EngineOutput] = []
     stats: SchedulerStats | None = None
-    timestamp: float = 0.0
 
 
 # -------------------------------------------------------------------- what the user gets

@@ -17,6 +17,7 @@ import zmq.asyncio
 from octavo import errors
 from octavo.config.engine import EngineConfig
 from octavo.contracts.codec import Encoder
+from octavo.contracts.kv_spec import BLOCK_SIZE
 from octavo.contracts.messages import (
     EngineOutputs,
     EngineRequest,
@@ -59,7 +60,14 @@ class AsyncLLM:
         on_dead: called once, on the loop, when the engine dies.
     """
 
-    def __init__(self, handle: CoreHandle, tokenizer: Tokenizer, info: wire.CoreInfo) -> None:
+    def __init__(
+        self,
+        handle: CoreHandle,
+        socket: zmq.asyncio.Socket,
+        info: wire.CoreInfo,
+        tokenizer: Tokenizer,
+        generation_config: Mapping[str, Any],
+    ) -> None:
         self.config = info.config
         self.info = info
         self.tokenizer = tokenizer
@@ -67,27 +75,34 @@ class AsyncLLM:
         self.metrics = EngineMetrics(
             max_model_len=info.memory_plan.max_model_len,
             cache=CacheInfo(
-                block_size=16,
+                block_size=BLOCK_SIZE,
                 num_blocks=info.memory_plan.num_blocks,
                 dtype=info.kv_cache_dtype,
                 enable_prefix_caching=info.config.cache.enable_prefix_caching,
             ),
         )
         self._handle = handle
-        self._socket = zmq.asyncio.Socket.from_socket(handle.socket)
+        self._socket = socket
         self._encoder = Encoder()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="octavo-text")
+        self._input_processor = InputProcessor(
+            self.config.model,
+            tokenizer,
+            vocab_size=info.vocab_size,
+            generation_config=generation_config,
+        )
         self._output_processor = OutputProcessor(tokenizer)
         self._streams: dict[str, _Stream] = {}
         self._calls: dict[int, asyncio.Future[bool]] = {}
         self._num_calls = 0
         self._last_heard = time.monotonic()
         self._dead: EngineDeadError | None = None
+        self._abort_reason = "disconnect"  # of a generator that is left; once dead, of its death
+        self._aborts: set[asyncio.Task[None]] = set()  # the loop itself holds tasks only weakly
         self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._receiver: asyncio.Task[None] | None = None
-        self._input_processor: InputProcessor
 
     @classmethod
     async def start(cls, config: EngineConfig, handle: CoreHandle | None = None) -> AsyncLLM:
@@ -100,14 +115,17 @@ class AsyncLLM:
             ConfigError, MemoryPlanError, ModelError: it cannot be done; the message says why.
         """
         handle = handle or CoreHandle()
+        socket = zmq.asyncio.Socket.from_socket(handle.socket)
         try:
-            return await cls._start(config.checked(), handle)
+            return await cls._start(config.checked(), handle, socket)
         except BaseException:
-            await asyncio.to_thread(handle.close)
+            await _close(handle, socket)
             raise
 
     @classmethod
-    async def _start(cls, config: EngineConfig, handle: CoreHandle) -> AsyncLLM:
+    async def _start(
+        cls, config: EngineConfig, handle: CoreHandle, socket: zmq.asyncio.Socket
+    ) -> AsyncLLM:
         from octavo.engine.tokenizer import tokenizer_of
         from octavo.models.files import resolve_model
 
@@ -116,25 +134,17 @@ class AsyncLLM:
         resolve = partial(
             resolve_model, model.model, revision=model.revision, load_format=model.load_format
         )
-        files = await loop.run_in_executor(None, resolve)
-        socket = zmq.asyncio.Socket.from_socket(handle.socket)
-        exited: asyncio.Future[int] = loop.create_future()
-        handle.watch(lambda status: _call_soon(loop, _set_result, exited, status))
-        await _receive(socket, exited, wire.Hello)
-        start = wire.Start(config=config, model_path=str(files.path))
-        await socket.send_multipart([handle.identity, Encoder().encode(start)])
-        tokenizer = await loop.run_in_executor(None, tokenizer_of, model, files)
-        ready = await _receive(socket, exited, wire.Ready)
-        engine = cls(handle, tokenizer, ready.info)
-        engine._input_processor = InputProcessor(
-            engine.config.model,
-            tokenizer,
-            vocab_size=ready.info.vocab_size,
-            generation_config=files.generation_config,
-        )
+        with contextlib.closing(await loop.run_in_executor(None, resolve)) as files:
+            exited: asyncio.Future[int] = loop.create_future()
+            handle.watch(lambda status: _call_soon(loop, _set_result, exited, status))
+            await _receive(socket, exited, wire.Hello)
+            start = wire.Start(config=config, model_path=str(files.path))
+            await socket.send_multipart([handle.identity, Encoder().encode(start)])
+            tokenizer = await loop.run_in_executor(None, tokenizer_of, model, files)
+            ready = await _receive(socket, exited, wire.Ready)
+        engine = cls(handle, socket, ready.info, tokenizer, files.generation_config)
         exited.add_done_callback(engine._core_exited)
         engine._receiver = asyncio.create_task(engine._receive_outputs())
-        files.close()
         return engine
 
     # ---------------------------------------------------------------- requests
@@ -163,7 +173,6 @@ class AsyncLLM:
         stream = self._streams[request_id] = _Stream(request.params.output_kind)
         self._idle.clear()
         self.metrics.add_requests(request.engine_requests)
-        reason = "disconnect"
         try:
             for engine_request in request.engine_requests:
                 await self._send(self._add_message(engine_request))
@@ -172,18 +181,15 @@ class AsyncLLM:
                 yield output
                 if output.finished:
                     return
-        except EngineDeadError:
-            reason = "engine_dead"
-            raise
         finally:
-            self._end(request_id, reason)
+            self._end(request_id)
 
     async def abort(self, request_id: str) -> None:
         """End a request: its generator gives a last output with finish_reason "abort"."""
         aborted = self._output_processor.abort_requests([request_id])
         for output in aborted.request_outputs:
             self._deliver(output)
-        await self._abort_in_core(aborted.to_abort, "api")
+        await self._abort_in_core(list(aborted.to_abort), "api")
 
     async def check_num_chars(self, num_chars: int, param: str) -> None:
         """Refuse a text that cannot fit before it is tokenized. Raises PromptTooLongError."""
@@ -248,7 +254,7 @@ class AsyncLLM:
                 await self._receiver
         with contextlib.suppress(zmq.ZMQError):
             await self._send(wire.Shutdown())
-        await asyncio.to_thread(self._handle.close)
+        await _close(self._handle, self._socket)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # ---------------------------------------------------------------- towards the core
@@ -266,13 +272,16 @@ class AsyncLLM:
         if engine_ids and self._dead is None:
             await self._send(wire.Abort(request_ids=engine_ids))
 
-    def _end(self, request_id: str, reason: str) -> None:
+    def _end(self, request_id: str) -> None:
         """A generator was left: abort what still runs."""
         self._streams.pop(request_id, None)
         aborted = self._output_processor.abort_requests([request_id])
         if aborted.to_abort:
             # The generator may be closing: nothing may be awaited here.
-            task = asyncio.ensure_future(self._abort_in_core(aborted.to_abort, reason))
+            abort = self._abort_in_core(list(aborted.to_abort), self._abort_reason)
+            task = asyncio.ensure_future(abort)
+            self._aborts.add(task)
+            task.add_done_callback(self._aborts.discard)
             task.add_done_callback(_log_failure)
         if not self._streams:
             self._idle.set()
@@ -302,9 +311,9 @@ class AsyncLLM:
         for output in processed.request_outputs:
             self._deliver(output)
         if processed.to_abort:
-            for engine_id in processed.to_abort:
-                self.metrics.finish_request(engine_id, FinishReason.STOP)
-            await self._send(wire.Abort(request_ids=processed.to_abort))
+            for engine_id, reason in processed.to_abort.items():
+                self.metrics.finish_request(engine_id, reason)
+            await self._send(wire.Abort(request_ids=list(processed.to_abort)))
         await asyncio.sleep(0)  # the readers' turn: messages may be waiting without end
 
     def _deliver(self, output: RequestOutput) -> None:
@@ -326,10 +335,12 @@ class AsyncLLM:
         self._die(EngineDeadError(f"the engine core ended with status {status}"), "engine_dead")
 
     def _die(self, error: EngineDeadError, reason: str) -> None:
-        """Keep the first cause, and tell everyone who waits."""
+        """Keep the first cause, and tell everyone who waits. Requests count as aborted for `reason`
+        (`metrics.ABORT_REASONS`)."""
         if self._dead is not None:
             return
         self._dead = error
+        self._abort_reason = reason
         if not self._stopping:
             logger.error("the engine is dead: %s", error)
         for stream in list(self._streams.values()):
@@ -434,6 +445,13 @@ async def _receive(
     if not isinstance(message, kind):
         raise EngineDeadError(f"the engine core said {type(message).__name__} out of turn")
     return message
+
+
+async def _close(handle: CoreHandle, socket: zmq.asyncio.Socket) -> None:
+    with contextlib.suppress(zmq.ZMQError):  # closed already
+        # The loop would go on watching the descriptor's number, whoever has it next.
+        asyncio.get_running_loop().remove_reader(socket.FD)
+    await asyncio.to_thread(handle.close)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> None:

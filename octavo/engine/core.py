@@ -113,7 +113,7 @@ class EngineCore:
         """Submit steps until `pipeline_depth` are in flight, then take the result of the oldest.
 
         Returns:
-            The outputs of one step; empty when there was nothing to do.
+            The outputs of one step, none when there was nothing to do, and the counters.
 
         Raises:
             EngineDeadError: the engine cannot go on.
@@ -158,9 +158,7 @@ class EngineCore:
         if self._check_integrity:
             self.scheduler.check_integrity()
         self._note_outputs(outputs)
-        return EngineOutputs(
-            outputs=outputs, stats=self.scheduler.stats(), timestamp=time.monotonic()
-        )
+        return EngineOutputs(outputs=outputs, stats=self.scheduler.stats())
 
     def _submit(self, step: SchedulerOutput) -> Future[RunnerOutput]:
         try:

@@ -25,7 +25,7 @@ class CoreClient(ABC):
 
     @abstractmethod
     def get_outputs(self) -> EngineOutputs:
-        """The next outputs; empty when there is nothing to do. Raises EngineDeadError."""
+        """The next outputs; none when there is nothing to do. Raises EngineDeadError."""
 
     @abstractmethod
     def stats(self) -> SchedulerStats:

@@ -34,10 +34,10 @@ class CoreHandle:
         if len(str(self._folder)) > _MAX_SOCKET_PATH - len("/core.sock"):
             self._folder.rmdir()
             self._folder = Path(tempfile.mkdtemp(prefix="octavo-", dir="/tmp"))
+        address = f"ipc://{self._folder}/core.sock"
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.ROUTER)
         try:
-            address = f"ipc://{self._folder}/core.sock"
-            self._context = zmq.Context()
-            self.socket = self._context.socket(zmq.ROUTER)
             for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
                 self.socket.setsockopt(option, 0)
             self.socket.bind(address)
@@ -47,7 +47,7 @@ class CoreHandle:
                 start_new_session=True,
             )
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._tidy_up()
             raise
         self._closed = False
 
@@ -67,7 +67,10 @@ class CoreHandle:
                 self.process.wait(timeout)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-            self.socket.close()
-            self._context.term()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._tidy_up()
         return self.process.wait()
+
+    def _tidy_up(self) -> None:
+        self.socket.close()
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -51,22 +51,19 @@ class CoreProcess:
         self._address = address
         self._index = index
         self._encoder = Encoder()
-        self._core: EngineCore | None = None
         self._stopping = threading.Event()
 
     def run(self) -> int:
         """Serve until told to stop. Returns the exit status: 0 unless something broke."""
         threading.Thread(target=self._end_with_parent, daemon=True).start()
         self._send(wire.Hello(pid=os.getpid()))
+        core: EngineCore | None = None
         try:
             core = self._start()
-            if core is None:
-                return 1
-            self._core = core
-            return self._serve(core)
+            return 1 if core is None else self._serve(core)
         finally:
-            if self._core is not None:
-                self._core.shutdown()
+            if core is not None:
+                core.shutdown()
             self._socket.close()
             self._context.term()
 
@@ -77,9 +74,14 @@ class CoreProcess:
         if start is None:
             return None
         try:
-            from octavo.executor.registry import create_executor
+            from octavo.executor.registry import executor_of
+            from octavo.models.files import resolve_model
 
-            core = EngineCore(start.config, create_executor(start.config, start.model_path))
+            load_format = start.config.model.load_format
+            with contextlib.closing(
+                resolve_model(start.model_path, load_format=load_format)
+            ) as files:
+                core = EngineCore(start.config, executor_of(start.config, files))
         except OctavoError as error:
             self._send(wire.Failed(error=type(error).__name__, message=str(error)))
             return None
@@ -112,15 +114,11 @@ class CoreProcess:
         try:
             while not self._stopping.is_set():
                 if not core.has_work() and not self._socket.poll(int(1000 * HEARTBEAT_SECONDS)):
-                    self._send_outputs(
-                        EngineOutputs(stats=core.stats(), timestamp=time.monotonic())
-                    )
+                    self._send_outputs(EngineOutputs(stats=core.stats()))  # the heartbeat
                     continue
                 self._take_messages(core)
                 if core.has_work():
-                    outputs = core.step()
-                    if outputs.outputs or outputs.stats is not None:
-                        self._send_outputs(outputs)
+                    self._send_outputs(core.step())
         except EngineDeadError as error:
             self._send(wire.Dead(message=str(error)))
             return 1
@@ -128,7 +126,6 @@ class CoreProcess:
 
     def _take_messages(self, core: EngineCore) -> None:
         """All that has arrived. A broken message harms at most the request that it names."""
-        changed = False
         while True:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
@@ -143,15 +140,12 @@ class CoreProcess:
                 self._add(core, message)
             elif isinstance(message, wire.Abort):
                 core.abort_requests(message.request_ids)
-                changed = True
             elif isinstance(message, wire.Call):
                 self._call(core, message)
             elif isinstance(message, wire.Shutdown):
                 self._stopping.set()
             else:
                 logger.warning("an unexpected %s was dropped", type(message).__name__)
-        if changed and not core.has_work():
-            self._send_stats(core)
 
     def _add(self, core: EngineCore, message: wire.Add) -> None:
         try:
@@ -165,7 +159,7 @@ class CoreProcess:
                 finish_reason=FinishReason.ERROR,
                 error=f"the engine core refused the request: {error}",
             )
-            self._send_outputs(EngineOutputs(outputs=[failed], timestamp=time.monotonic()))
+            self._send_outputs(EngineOutputs(outputs=[failed]))
 
     def _call(self, core: EngineCore, message: wire.Call) -> None:
         """Call one of the methods that front ends may call."""
@@ -175,9 +169,6 @@ class CoreProcess:
         else:
             error = f"unknown method {message.method[:64]!r}"
             self._send(wire.Result(call_id=message.call_id, error=error))
-
-    def _send_stats(self, core: EngineCore) -> None:
-        self._send_outputs(EngineOutputs(stats=core.stats(), timestamp=time.monotonic()))
 
     def _send_outputs(self, outputs: EngineOutputs) -> None:
         outputs.engine_index = self._index

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Any
 
@@ -64,9 +65,9 @@ class LLMEngine:
         config = config.checked()
         model = config.model
         files = resolve_model(model.model, revision=model.revision, load_format=model.load_format)
-        tokenizer = tokenizer_of(model, files)
-        core = EngineCore(config, executor_of(config, files), hooks)
-        files.close()
+        with closing(files):
+            tokenizer = tokenizer_of(model, files)
+            core = EngineCore(config, executor_of(config, files), hooks)
         try:
             return cls(InprocClient(core), tokenizer, files.generation_config)
         except BaseException:
@@ -117,7 +118,7 @@ class LLMEngine:
         outputs, self._pending = self._pending, []
         processed = self._output_processor.process_outputs(self.client.get_outputs().outputs)
         if processed.to_abort:
-            self.client.abort_requests(processed.to_abort)
+            self.client.abort_requests(list(processed.to_abort))
         return outputs + processed.request_outputs
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
@@ -130,7 +131,7 @@ class LLMEngine:
     def drop_requests(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """As `abort_request`, but their last outputs come from this call."""
         aborted = self._output_processor.abort_requests(request_ids)
-        self.client.abort_requests(aborted.to_abort)
+        self.client.abort_requests(list(aborted.to_abort))
         return aborted.request_outputs
 
     def has_unfinished_requests(self) -> bool:

@@ -22,9 +22,13 @@ from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.detokenizer import make_detokenizer
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.errors import RequestError
+from octavo.log import get_logger
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
+
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,12 @@ class ProcessedOutputs:
 
     Attributes:
         request_outputs: at most one per request.
-        to_abort: ids of engine requests that a stop string ended.
+        to_abort: ids of engine requests that ended on this side, and the core does not know, with
+            the reason: a stop string, a failure, an abort.
     """
 
     request_outputs: list[RequestOutput] = field(default_factory=list)
-    to_abort: list[str] = field(default_factory=list)
+    to_abort: dict[str, FinishReason] = field(default_factory=dict)
 
 
 class OutputProcessor:
@@ -85,9 +90,14 @@ class OutputProcessor:
             completion = self._completions.get(output.request_id)
             if completion is None:
                 continue
-            if completion.take(output):
-                result.to_abort.append(output.request_id)
-            if completion.finished:
+            try:
+                completion.take(output)
+            except Exception as error:  # of this completion: the others go on
+                logger.exception("the output of request %s failed", output.request_id)
+                completion.fail(f"its output could not be processed: {type(error).__name__}")
+            if completion.finish_reason is not None:
+                if output.finish_reason is None:
+                    result.to_abort[output.request_id] = completion.finish_reason
                 del self._completions[output.request_id]
                 completion.request.num_unfinished -= 1
             touched[completion.request.request_id] = completion.request
@@ -112,7 +122,7 @@ class OutputProcessor:
                     completion.abort()
                     request.num_unfinished -= 1
                     del self._completions[completion.engine_id]
-                    result.to_abort.append(completion.engine_id)
+                    result.to_abort[completion.engine_id] = FinishReason.ABORT
             made = request.make_output()
             if made is not None:
                 result.request_outputs.append(made)
@@ -176,18 +186,17 @@ class _Completion:
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self._cumulative_logprob: float | None = None if params.logprobs is None else 0.0
-        self._finish_reason: FinishReason | None = None
+        self.finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
         self._error: str | None = None
         self._num_reported = 0  # tokens
 
     @property
     def finished(self) -> bool:
-        return self._finish_reason is not None
+        return self.finish_reason is not None
 
-    def take(self, output: EngineOutput) -> bool:
-        """Append what a step brought. Returns whether a stop string ended it, so that the core
-        (unless it ended by itself at the same token) has to be told."""
+    def take(self, output: EngineOutput) -> None:
+        """Append what a step brought."""
         self.changed = True
         if self.index == 0 and not self._token_ids:
             self.request.num_cached_tokens = output.num_cached_tokens
@@ -200,17 +209,20 @@ class _Completion:
         if self._logprobs is not None and output.logprobs is not None:
             self._take_logprobs(output.logprobs, piece.num_tokens)
         if piece.stop is not None:
-            self._finish_reason, self._stop_reason = FinishReason.STOP, piece.stop
-            return ended is None
-        self._finish_reason, self._stop_reason = ended, output.stop_reason
-        self._error = output.error
-        return False
+            self.finish_reason, self._stop_reason = FinishReason.STOP, piece.stop
+        else:
+            self.finish_reason, self._stop_reason = ended, output.stop_reason
+            self._error = output.error
+
+    def fail(self, error: str) -> None:
+        """End it with what has been shown so far."""
+        self.finish_reason, self._error = FinishReason.ERROR, error
 
     def abort(self) -> None:
         """End it here and now; what the detokenizer withholds is shown."""
         self.changed = True
         self._pieces.append(self._detokenizer.push((), finished=True).text)
-        self._finish_reason = FinishReason.ABORT
+        self.finish_reason = FinishReason.ABORT
 
     def report(self, delta: bool) -> CompletionOutput:
         """All of it, or what is new since the last report."""
@@ -225,7 +237,7 @@ class _Completion:
             token_ids=self._token_ids[tokens:],
             cumulative_logprob=self._cumulative_logprob,
             logprobs=None if self._logprobs is None else self._logprobs[tokens:],
-            finish_reason=None if self._finish_reason is None else str(self._finish_reason),
+            finish_reason=None if self.finish_reason is None else str(self.finish_reason),
             stop_reason=self._stop_reason,
             error=self._error,
         )

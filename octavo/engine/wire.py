@@ -23,7 +23,6 @@ class Start(msgspec.Struct, tag="start"):
 
     config: EngineConfig
     model_path: str
-    client_index: int = 0
 
 
 class Add(msgspec.Struct, tag="add"):

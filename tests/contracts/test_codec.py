@@ -174,7 +174,7 @@ MESSAGES = [
             EngineOutput(request_id="d", stop_reason="text"),
         ],
         stats=SchedulerStats(num_running=3, num_blocks=10, num_used_blocks=5),
-        timestamp=1.5,
+        engine_index=1,
     ),
 ]
 

@@ -283,6 +283,21 @@ class TestDeath:
             with pytest.raises(EngineDeadError, match="shut down"):
                 await job
             assert engine._handle.process.returncode == 0
+            assert engine.metrics.aborted["shutdown"] == 1
+            assert engine.metrics.aborted["engine_dead"] == 0
+
+        asyncio.run(main())
+
+    def test_one_loop_can_start_another_engine(self, model: Path) -> None:
+        """Nothing of the first is left on the loop; the second gets its descriptors' numbers."""
+
+        async def main() -> None:
+            for _ in range(2):
+                async with running(model) as engine:
+                    first = await collect(engine, "x", params(), "r")
+                    assert len(first.outputs[0].token_ids) == 24
+                with pytest.raises((DownloadError, ModelError)):
+                    await AsyncLLM.start(EngineConfig.from_flat(model=str(model / "nothing")))
 
         asyncio.run(main())
 

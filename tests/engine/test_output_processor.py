@@ -100,13 +100,13 @@ class TestEnds:
         processor = start(stop="cd")
         feed(processor, token_output("ab"))
         result = processor.process_outputs([token_output("cdef")])
-        assert result.to_abort == ["r"]
+        assert result.to_abort == {"r": FinishReason.STOP}
         completion = result.request_outputs[0].outputs[0]
         assert (completion.text, completion.token_ids) == ("ab", list(b"abcd"))
         assert (completion.finish_reason, completion.stop_reason) == ("stop", "cd")
         assert "r" not in processor
         late = processor.process_outputs([token_output("g", finish_reason=FinishReason.LENGTH)])
-        assert (late.request_outputs, late.to_abort) == ([], [])
+        assert (late.request_outputs, late.to_abort) == ([], {})
 
     def test_stop_string_at_the_last_token_wins_over_length(self) -> None:
         processor = start(stop="b")
@@ -117,7 +117,7 @@ class TestEnds:
             "stop",
             "b",
         )
-        assert result.to_abort == [], "the core has ended it already"
+        assert result.to_abort == {}, "the core has ended it already"
 
     @pytest.mark.parametrize(
         ("options", "text"), [({}, "a"), ({"include_stop_str_in_output": True}, "ab")]
@@ -158,13 +158,43 @@ class TestEnds:
         processor = start(output_kind=kind, stop="xyz")
         feed(processor, token_output("ax"))
         result = processor.abort_requests(["r", "unknown"])
-        assert result.to_abort == ["r"]
+        assert result.to_abort == {"r": FinishReason.ABORT}
         (output,) = result.request_outputs
         assert output.finished
         assert output.outputs[0].finish_reason == "abort"
         assert output.outputs[0].text == ("x" if kind is RequestOutputKind.DELTA else "ax")
         assert feed(processor, token_output("b")) == []
         add(processor, "r")
+
+
+class TestFailures:
+    def test_of_one_request_is_its_own(self) -> None:
+        """A tokenizer that breaks on one id, whatever the reason: the neighbours go on."""
+
+        class Broken(ByteTokenizer):
+            def token_bytes(self, token_id: int) -> bytes:
+                if token_id == ord("!"):
+                    raise KeyError(token_id)
+                return super().token_bytes(token_id)
+
+        processor = OutputProcessor(Broken())
+        for request_id in ("bad", "good", "ending"):
+            add(processor, request_id)
+        feed(processor, token_output("ab", "bad"))
+        result = processor.process_outputs(
+            [
+                token_output("!", "bad"),
+                token_output("c", "good"),
+                token_output("!", "ending", finish_reason=FinishReason.LENGTH),
+            ]
+        )
+        bad, good, ending = result.request_outputs
+        assert (bad.finished, good.finished, ending.finished) == (True, False, True)
+        assert (bad.outputs[0].text, bad.outputs[0].finish_reason) == ("ab", "error")
+        assert "KeyError" in str(bad.outputs[0].error)
+        assert good.outputs[0].text == "c"
+        assert result.to_abort == {"bad": FinishReason.ERROR}, "the core has ended the other"
+        assert processor.num_unfinished == 1
 
 
 class TestSeveralCompletions:
@@ -196,10 +226,10 @@ class TestSeveralCompletions:
     def test_a_stop_string_ends_one_of_them(self) -> None:
         processor = start(n=2, stop="x")
         result = processor.process_outputs(self.outputs("x", 0) + self.outputs("y", 1))
-        assert result.to_abort == ["0_r"]
+        assert result.to_abort == {"0_r": FinishReason.STOP}
         assert [c.finish_reason for c in result.request_outputs[0].outputs] == ["stop", None]
         result = processor.abort_requests(["r"])
-        assert result.to_abort == ["1_r"]
+        assert result.to_abort == {"1_r": FinishReason.ABORT}
         assert [c.finish_reason for c in result.request_outputs[0].outputs] == ["stop", "abort"]
 
     def test_cached_tokens_are_those_of_the_first(self) -> None:
