@@ -8,6 +8,7 @@ number of layers and the same page size (the planner in `worker` splits or pads 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.contracts.tensor import DType
@@ -27,6 +28,11 @@ class KVCacheSpec:
     def page_bytes(self) -> int:
         """Bytes of one block of one layer."""
         raise NotImplementedError
+
+    def max_blocks(self, num_tokens: int, num_in_flight: int) -> int:
+        """Most blocks that a request holds at once on its way to `num_tokens` tokens, of which at
+        most `num_in_flight` are scheduled and not processed."""
+        return -(-num_tokens // self.block_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +59,13 @@ class SlidingWindowSpec(FullAttentionSpec):
 
     sliding_window: int
 
+    def max_blocks(self, num_tokens: int, num_in_flight: int) -> int:
+        # Old blocks are freed by processed tokens, so those in flight come on top of the window.
+        held = self.sliding_window - 1 + num_in_flight
+        # One more: a window need not begin at a block's first token.
+        in_window = -(-held // self.block_size) + 1
+        return min(-(-num_tokens // self.block_size), in_window)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MLASpec(KVCacheSpec):
@@ -76,6 +89,9 @@ class MambaSpec(KVCacheSpec):
     def page_bytes(self) -> int:
         return self.state_bytes
 
+    def max_blocks(self, num_tokens: int, num_in_flight: int) -> int:
+        return 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class KVCacheGroup:
@@ -83,6 +99,31 @@ class KVCacheGroup:
 
     layer_names: tuple[str, ...]
     spec: KVCacheSpec
+
+
+def blocks_per_request(
+    groups: Sequence[KVCacheGroup], num_tokens: int, *, num_in_flight: int
+) -> int:
+    """Most blocks, over all groups, that a request of `num_tokens` tokens holds at once.
+
+    Args:
+        num_in_flight: most tokens that are scheduled and not yet processed.
+    """
+    return sum(group.spec.max_blocks(num_tokens, num_in_flight) for group in groups)
+
+
+def longest_request(
+    groups: Sequence[KVCacheGroup], num_blocks: int, limit: int, *, num_in_flight: int
+) -> int:
+    """The most tokens, at most `limit`, of a request that `num_blocks` blocks can hold; 0: none."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if blocks_per_request(groups, middle, num_in_flight=num_in_flight) <= num_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.contracts.kv_spec import BlockCopy, KVCacheConfig
+from octavo.contracts.kv_spec import (
+    BlockCopy,
+    KVCacheConfig,
+    blocks_per_request,
+    longest_request,
+)
 from octavo.contracts.step import BlockIds
 from octavo.core.block_hash import BlockHasher
 from octavo.core.block_pool import Block, BlockPool
@@ -65,6 +70,7 @@ class KVCacheManager:
         self, config: KVCacheConfig, *, hasher: BlockHasher | None, max_in_flight_tokens: int
     ) -> None:
         self.pool = BlockPool(config.num_blocks, len(config.groups))
+        self._specs = config.groups
         self.groups = make_group_managers(config, self.pool)
         self.block_size = self.groups[0].block_size
         self._hasher = hasher
@@ -80,18 +86,12 @@ class KVCacheManager:
 
     def max_blocks(self, num_tokens: int) -> int:
         """Most blocks, over all groups, that a request of `num_tokens` tokens holds at once."""
-        return sum(group.max_blocks(num_tokens, self._max_in_flight) for group in self.groups)
+        return blocks_per_request(self._specs, num_tokens, num_in_flight=self._max_in_flight)
 
     def longest_request(self, limit: int) -> int:
         """The most tokens, up to `limit`, of a request that the whole pool can hold."""
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.max_blocks(middle) <= self.pool.num_usable_blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        num_blocks = self.pool.num_usable_blocks
+        return longest_request(self._specs, num_blocks, limit, num_in_flight=self._max_in_flight)
 
     def num_missing_blocks(self, request: Request) -> int:
         """Blocks that a running request may still take for the tokens it knows."""

@@ -1,5 +1,5 @@
 """What differs between kinds of KV groups: which blocks a token still reads, and so which prefix
-is a cache hit, which blocks may go, and how many a request needs.
+is a cache hit, and which blocks may go.
 
 All groups have blocks of one size, so a request's tables are of one length in all groups; where a
 group needs no block any more (or never did), its table holds the null block.
@@ -38,11 +38,6 @@ class GroupManager(ABC):
         """The blocks of the longest cached prefix of at most `num_blocks` blocks, from which the
         next token can go on; the null block where that token needs none."""
 
-    @abstractmethod
-    def max_blocks(self, num_tokens: int, num_in_flight: int) -> int:
-        """Most blocks that a request holds at once on its way to `num_tokens` tokens, of which at
-        most `num_in_flight` are scheduled and not processed."""
-
 
 class FullAttentionManager(GroupManager):
     """Every token reads all earlier ones (full attention, MLA)."""
@@ -58,9 +53,6 @@ class FullAttentionManager(GroupManager):
                 break
             hit.append(block)
         return hit
-
-    def max_blocks(self, num_tokens: int, num_in_flight: int) -> int:
-        return -(-num_tokens // self.block_size)
 
 
 class SlidingWindowManager(GroupManager):
@@ -87,12 +79,6 @@ class SlidingWindowManager(GroupManager):
             else:
                 found.append(block)
         return [self.pool.null_block] * start + found[::-1]
-
-    def max_blocks(self, num_tokens: int, num_in_flight: int) -> int:
-        num_held = self.window - 1 + num_in_flight
-        # One more: a window need not begin at a block's first token.
-        in_window = -(-num_held // self.block_size) + 1
-        return min(-(-num_tokens // self.block_size), in_window)
 
 
 def make_group_managers(config: KVCacheConfig, pool: BlockPool) -> tuple[GroupManager, ...]:

@@ -8,14 +8,9 @@ short (Gemma 3 with 22 sliding and 4 full layers: one full group, six sliding on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from octavo.contracts.kv_spec import (
-    KVCacheGroup,
-    KVCacheSpec,
-    MambaSpec,
-    SlidingWindowSpec,
-)
+from octavo.contracts.kv_spec import KVCacheGroup, KVCacheSpec
 from octavo.errors import UnsupportedModelError
 
 _ALMOST_EQUAL = 1.5
@@ -56,40 +51,3 @@ def group_layers(specs: Mapping[str, KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
             for i in range(num_groups)
         ]
     return tuple(groups)
-
-
-def blocks_per_request(
-    groups: Sequence[KVCacheGroup], num_tokens: int, *, tokens_in_flight: int
-) -> int:
-    """Most blocks, over all groups, that a request of `num_tokens` tokens holds at once.
-
-    Args:
-        tokens_in_flight: tokens that may be scheduled and not yet processed. A window frees its
-            old blocks by processed tokens, so these come on top of it.
-    """
-    return sum(_blocks(group.spec, num_tokens, tokens_in_flight) for group in groups)
-
-
-def _blocks(spec: KVCacheSpec, num_tokens: int, tokens_in_flight: int) -> int:
-    if isinstance(spec, MambaSpec):
-        return 1
-    all_tokens = -(-num_tokens // spec.block_size)
-    if isinstance(spec, SlidingWindowSpec):
-        held = spec.sliding_window - 1 + tokens_in_flight
-        # One more: the window need not begin at a block's first token.
-        return min(all_tokens, -(-held // spec.block_size) + 1)
-    return all_tokens
-
-
-def longest_request(
-    groups: Sequence[KVCacheGroup], num_blocks: int, limit: int, *, tokens_in_flight: int
-) -> int:
-    """The most tokens, at most `limit`, of a request that `num_blocks` blocks can hold; 0: none."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if blocks_per_request(groups, middle, tokens_in_flight=tokens_in_flight) <= num_blocks:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -6,9 +6,14 @@ import math
 from dataclasses import dataclass
 
 from octavo.config.sections import CacheConfig
-from octavo.contracts.kv_spec import KVCacheConfig, KVCacheGroup, MemoryPlan
+from octavo.contracts.kv_spec import (
+    KVCacheConfig,
+    KVCacheGroup,
+    MemoryPlan,
+    blocks_per_request,
+    longest_request,
+)
 from octavo.errors import ConfigError, MemoryPlanError
-from octavo.worker.kv_planner import blocks_per_request, longest_request
 
 DEFAULT_SHARE = 0.5
 """Of the free memory on a CPU, where `gpu_memory_utilization` is not given: others live there."""
@@ -42,7 +47,7 @@ class MemoryNeeds:
 
     def blocks(self, num_tokens: int) -> int:
         """Blocks that one request of `num_tokens` tokens holds at most."""
-        return blocks_per_request(self.groups, num_tokens, tokens_in_flight=self.tokens_in_flight)
+        return blocks_per_request(self.groups, num_tokens, num_in_flight=self.tokens_in_flight)
 
 
 def check_weights_fit(weights: int, available: int) -> None:
@@ -78,7 +83,7 @@ def plan_memory(needs: MemoryNeeds, cache: CacheConfig) -> MemoryPlan:
         needs.groups,
         num_blocks - 1,
         max_model_len,
-        tokens_in_flight=needs.tokens_in_flight,
+        num_in_flight=needs.tokens_in_flight,
     )
     if fits < max_model_len:
         if needs.is_max_model_len_given or fits == 0:

@@ -120,7 +120,7 @@ def test_first_needed_block(window: int, num_tokens: int) -> None:
 @given(st.integers(1, 100), st.integers(1, 60), st.integers(1, 300))
 def test_no_request_holds_more_than_the_bound(window: int, flight: int, num_tokens: int) -> None:
     (manager,) = managers(window)
-    bound = manager.max_blocks(num_tokens, flight)
+    bound = kv_config(9, (window,)).groups[0].spec.max_blocks(num_tokens, flight)
     for processed in range(num_tokens):
         end = min(num_tokens, processed + flight)
         assert -(-end // 16) - manager.first_needed_block(processed) <= bound

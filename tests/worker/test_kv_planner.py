@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from octavo.contracts.kv_spec import FullAttentionSpec, KVCacheConfig, MambaSpec, SlidingWindowSpec
 from octavo.contracts.tensor import DType
 from octavo.errors import UnsupportedModelError
-from octavo.worker.kv_planner import blocks_per_request, group_layers, longest_request
+from octavo.worker.kv_planner import group_layers
 
 HEADS = {"num_kv_heads": 2, "head_size": 8, "head_size_v": 8, "dtype": DType.F32}
 FULL = FullAttentionSpec(**HEADS)
@@ -65,28 +65,3 @@ def test_pages_of_different_sizes_are_refused() -> None:
         "the model's layers keep pages of different sizes (2 × FullAttentionSpec of 2048 bytes, "
         "1 × MambaSpec of 77 bytes); one pool needs pages of one size"
     )
-
-
-def test_blocks_per_request() -> None:
-    full = group_layers(named(FULL))
-    assert blocks_per_request(full, 1, tokens_in_flight=64) == 1
-    assert blocks_per_request(full, 16, tokens_in_flight=64) == 1
-    assert blocks_per_request(full, 17, tokens_in_flight=64) == 2
-    both = group_layers(named(FULL, SLIDING))
-    assert blocks_per_request(both, 160, tokens_in_flight=64) == 10 + 7
-    # window 32, 64 in flight: tokens p-31 … p+63 at once, 95 tokens, over at most 7 blocks
-    assert blocks_per_request(both, 1600, tokens_in_flight=64) == 100 + 7
-    assert blocks_per_request(both, 32, tokens_in_flight=64) == 4
-    state = group_layers({"m": MambaSpec(state_bytes=77)})
-    assert blocks_per_request(state, 10_000, tokens_in_flight=64) == 1
-
-
-@given(st.integers(0, 60), st.integers(1, 400), st.integers(1, 80))
-def test_longest_request_is_the_longest_that_fits(blocks: int, limit: int, in_flight: int) -> None:
-    groups = group_layers(named(FULL, SLIDING))
-    longest = longest_request(groups, blocks, limit, tokens_in_flight=in_flight)
-    assert 0 <= longest <= limit
-    if longest:
-        assert blocks_per_request(groups, longest, tokens_in_flight=in_flight) <= blocks
-    if longest < limit:
-        assert blocks_per_request(groups, longest + 1, tokens_in_flight=in_flight) > blocks
