@@ -81,7 +81,7 @@ def test_imports_point_down() -> None:
         ("octavo.worker.x", "import octavo.core.scheduler"),
         ("octavo.core.x", "def f():\n    from octavo.executor.base import Executor"),
         ("octavo.kernels.x", "if TYPE_CHECKING:\n    from octavo.models.base import CausalLM"),
-        ("octavo.sample.x", "import octavo.spec"),
+        ("octavo.sample.x", "import octavo.worker.worker"),
         ("octavo.models.x", "from octavo import LLM"),
         ("octavo.models.x", "from octavo import _cpu"),
         ("octavo.contracts.x", 'HOME = "octavo.core"'),
