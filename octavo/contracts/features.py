@@ -1,8 +1,8 @@
 """Hooks: how a feature takes part in scheduling and in the runner without either knowing it.
 
-A feature has a core half (`SchedulerHook`) and/or a worker half (`RunnerFeature`), each one file,
-and one line in a registry. Absent features are not there: the lists are empty. Every method has a
-neutral default, so a half overrides what it needs.
+A feature has a core half (`SchedulerHook`) and/or a worker half (`RunnerFeature`), each one file.
+They reach their places as lists (`EngineCore(hooks=…)`, `Worker(features=…)`); absent features are
+not in them. Every method has a neutral default, so a half overrides what it needs.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One sequence to generate. `n > 1` is n EngineRequests that name the same `fork_of`.
 
     Attributes:
-        request_id: unique among the requests that the core holds; with n > 1 the front end
-            makes "0_<id>", "1_<id>" …
+        request_id: unique among the requests that the core holds (`engine_request_ids`).
         prompt_token_ids: at least one id.
         sampling_params: with `seed` always set (drawn at admission if the user gave none).
         eos_token_ids: the model's end ids; the core stops on them unless `ignore_eos`.
@@ -78,6 +77,11 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     client_index: int = 0
     lora_name: str | None = None
     extras: dict[str, Any] = {}
+
+
+def engine_request_ids(request_id: str, n: int) -> list[str]:
+    """Ids of the engine requests that a request for n completions becomes."""
+    return [request_id] if n == 1 else [f"{i}_{request_id}" for i in range(n)]
 
 
 class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 import msgspec
 
 from octavo.config.sections import ModelConfig
-from octavo.contracts.messages import EngineRequest
+from octavo.contracts.messages import EngineRequest, engine_request_ids
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.errors import ModelError, PromptTooLongError, RequestError, shown
 
@@ -159,7 +159,7 @@ class InputProcessor:
         params = msgspec.structs.replace(params)  # checks it anew: fields can be set
         params.check_vocabulary(self._vocab_size)
         params = self._complete(params, len(token_ids))
-        ids = [request_id] if params.n == 1 else [f"{i}_{request_id}" for i in range(params.n)]
+        ids = engine_request_ids(request_id, params.n)
         now = time.monotonic()
         requests = [
             EngineRequest(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo.contracts.messages import engine_request_ids
 from octavo.entrypoints.openai.errors import APIError, bad_request, unavailable
 from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
 from octavo.entrypoints.openai.responses import PromptTokensDetails, Usage
@@ -64,7 +65,7 @@ class Generation:
             {
                 engine_id: 0 if i else len(prompt)  # n completions share the prompt
                 for request_id, prompt in zip(self._ids, self.prompts)
-                for i, engine_id in enumerate(_engine_ids(request_id, self.params.n))
+                for i, engine_id in enumerate(engine_request_ids(request_id, self.params.n))
             }
         )
 
@@ -147,11 +148,6 @@ class Generation:
         room = self.model.max_model_len - len(self.prompts[i])
         most = min(max(self.default_max_tokens, self.params.min_tokens), room)
         return self.params if most < 1 else msgspec.structs.replace(self.params, max_tokens=most)
-
-
-def _engine_ids(request_id: str, n: int) -> list[str]:
-    """Ids of a request's engine requests (see `EngineRequest.request_id`)."""
-    return [request_id] if n == 1 else [f"{i}_{request_id}" for i in range(n)]
 
 
 def begin(
