@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -167,7 +168,11 @@ def _reset(rest: str, session: ChatSession, terminal: Terminal) -> None:
 
 def _params(rest: str, session: ChatSession, terminal: Terminal) -> None:
     params = dict(session.params)
-    for word in rest.split():
+    try:
+        words = shlex.split(rest)
+    except ValueError as error:  # a quote is not closed
+        raise RequestError(f"{shown(rest)}: {error}") from None
+    for word in words:
         name, equals, value = word.partition("=")
         if not equals:
             raise RequestError(f"{shown(word)} must be like temperature=0.7")
@@ -175,8 +180,8 @@ def _params(rest: str, session: ChatSession, terminal: Terminal) -> None:
     params = {name: value for name, value in params.items() if value is not None}
     _check_params(params)
     session.params = params
-    words = " ".join(f"{name}={json.dumps(value)}" for name, value in params.items())
-    terminal.note(words or "all parameters are the model's own")
+    shown_params = " ".join(f"{name}={json.dumps(value)}" for name, value in params.items())
+    terminal.note(shown_params or "all parameters are the model's own")
 
 
 def _exit(rest: str, session: ChatSession, terminal: Terminal) -> None:
