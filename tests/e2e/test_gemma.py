@@ -14,15 +14,17 @@ import pytest
 
 from octavo.contracts.messages import RequestOutput
 from octavo.contracts.sampling_params import SamplingParams
-from octavo.contracts.tensor import DType
 from octavo.engine.tokenizer import Tokenizer, load_tokenizer
 from octavo.entrypoints.llm import LLM
 from octavo.errors import ChatTemplateError
 from octavo.models.files import ModelFiles, resolve_model
-from octavo.models.registry import build_model
-from tests.e2e.theirs import Theirs, ask, their_model, worst_logprob
-from tests.kernels.backends import make_backend
-from tests.models.runner import Runner
+from tests.e2e.theirs import (
+    Theirs,
+    ask,
+    assert_bfloat16_stays_near,
+    their_model,
+    worst_logprob,
+)
 
 pytestmark = pytest.mark.model
 
@@ -87,26 +89,8 @@ def test_float32_logprobs(ours: list[RequestOutput], theirs: list[Theirs]) -> No
 def test_bfloat16_stays_near(
     files: ModelFiles, ours: list[RequestOutput], theirs: list[Theirs]
 ) -> None:
-    """Forced along the same texts: every step with a margin of 0.25 agrees, and the mean of
-    KL(float32 ‖ bfloat16) is at most 2e-3."""
-    runner = Runner(
-        build_model(files.config),
-        list(files.weights()),
-        make_backend("cpu", DType.BF16, 1),
-        max_model_len=96,
-        max_tokens=96,
-    )
-    divergences = []
-    for output, there in zip(ours[:-1], theirs[:-1]):  # the runner has logits of every token
-        runner.restart()
-        tokens = output.outputs[0].token_ids
-        x = runner.step([*output.prompt_token_ids, *tokens[:-1]])["logits"][-NUM_TOKENS:]
-        x = x.astype(np.float64) - x.max(axis=-1, keepdims=True)
-        logprobs = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
-        clear = there.margins >= 0.25
-        assert (logprobs.argmax(axis=-1) == there.choices)[clear].all(), output.prompt
-        divergences.append((np.exp(there.logprobs) * (there.logprobs - logprobs)).sum(axis=-1))
-    assert 0 < float(np.mean(divergences)) <= 2e-3
+    # Without the longest: the runner has logits of every token.
+    assert_bfloat16_stays_near(files, ours[:-1], theirs[:-1], max_len=96)
 
 
 # -------------------------------------------------------------------- tokens

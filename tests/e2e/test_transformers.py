@@ -10,13 +10,15 @@ import pytest
 
 from octavo.contracts.messages import RequestOutput
 from octavo.contracts.sampling_params import SamplingParams
-from octavo.contracts.tensor import DType
 from octavo.entrypoints.llm import LLM
 from octavo.models.files import ModelFiles, resolve_model
-from octavo.models.registry import build_model
-from tests.e2e.theirs import Theirs, ask, their_model, worst_logprob
-from tests.kernels.backends import make_backend
-from tests.models.runner import Runner
+from tests.e2e.theirs import (
+    Theirs,
+    ask,
+    assert_bfloat16_stays_near,
+    their_model,
+    worst_logprob,
+)
 
 pytestmark = pytest.mark.model
 
@@ -92,24 +94,4 @@ def test_float32_logprobs(ours: list[RequestOutput], theirs: list[Theirs]) -> No
 def test_bfloat16_stays_near(
     files: ModelFiles, ours: list[RequestOutput], theirs: list[Theirs]
 ) -> None:
-    """Forced along the same texts: every step with a margin of 0.25 agrees, and the mean of
-    KL(float32 ‖ bfloat16) is at most 2e-3."""
-    runner = Runner(
-        build_model(files.config),
-        list(files.weights()),
-        make_backend("cpu", DType.BF16, 1),
-        max_model_len=256,
-        max_tokens=256,
-    )
-    divergences = []
-    for output, there in zip(ours, theirs):
-        runner.restart()
-        ids = [*output.prompt_token_ids, *output.outputs[0].token_ids[:-1]]
-        x = runner.step(ids)["logits"][-NUM_TOKENS:].astype(np.float64)
-        x -= x.max(axis=-1, keepdims=True)
-        logprobs = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
-        clear = there.margins >= 0.25
-        assert (logprobs.argmax(axis=-1) == there.choices)[clear].all(), output.prompt
-        divergences.append((np.exp(there.logprobs) * (there.logprobs - logprobs)).sum(axis=-1))
-    mean = float(np.mean(divergences))
-    assert 0 < mean <= 2e-3
+    assert_bfloat16_stays_near(files, ours, theirs, max_len=256)

@@ -10,13 +10,13 @@ import pytest
 
 from octavo.config.engine import EngineConfig
 from octavo.engine.llm_engine import LLMEngine
-from octavo.entrypoints.cli import main
 from tests.engine.fakes import ByteTokenizer, fake_engine
+from tests.entrypoints.cli.command import Command
 
 ANSWER = " Paris. ☕"
 
 
-class Cli:
+class Cli(Command):
     """Runs a command line over a fake engine.
 
     Attributes:
@@ -24,9 +24,8 @@ class Cli:
     """
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(capsys, monkeypatch)
         self.configs: list[EngineConfig] = []
-        self._capsys = capsys
-        self._monkeypatch = monkeypatch
         script = {
             tuple(b"France is"): list(ANSWER.encode()),
             (257, *b"user\nFrance?", 258, 257, *b"assistant\n"): list(ANSWER.encode()),
@@ -40,17 +39,6 @@ class Cli:
 
         monkeypatch.setattr(LLMEngine, "from_config", from_config)
         monkeypatch.setattr("octavo.models.hub.locate_model", lambda *_, **__: Path("here"))
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit status, stdout, stderr."""
-        self._monkeypatch.setattr("sys.argv", ["octavo", *arguments])
-        status = 0
-        try:
-            main.run()
-        except SystemExit as error:
-            status = error.code if isinstance(error.code, int) else int(error.code is not None)
-        out, err = self._capsys.readouterr()
-        return status, out, err
 
 
 @pytest.fixture
