@@ -221,7 +221,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         max_model_len=320,
         probes=tiny_probes(),
         lengths=[1, 5, 15, 16, 17, 40, 64, 100],
-        max_tokens=16,
+        max_tokens=10,
         small_pool=25,
         num_steps_to_full=10,
         never_preempted=frozenset({"long"} if request.param == "mistral" else ()),

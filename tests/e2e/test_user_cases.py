@@ -92,7 +92,7 @@ def test_case_3_every_substring_as_stop(smollm2: LLM) -> None:
             if piece.stop is not None:
                 break
         assert shown == text[: text.find(stop)]
-    some = sorted(stops)[:: len(stops) // 30]
+    some = sorted(stops)[:: len(stops) // 16]
     params = [SamplingParams(temperature=0.0, max_tokens=24, stop=s) for s in some]
     beginning = complete(smollm2, ALPHABET, max_tokens=24).text
     for stop, output in zip(some, smollm2.generate([ALPHABET] * len(some), params, use_tqdm=False)):
@@ -412,16 +412,16 @@ def test_case_28_preempted_requests(tiny_path: Path, tiny: LLM) -> None:
         SamplingParams(temperature=i % 2, seed=i, max_tokens=64, ignore_eos=True, logprobs=1)
         for i in range(12)
     ]
-    alone = [
-        Answer.of(tiny.generate(p, q, use_tqdm=False)[0].outputs[0])
-        for p, q in zip(prompts, params)
-    ]
+    roomy = [Answer.of(o.outputs[0]) for o in tiny.generate(prompts, params, use_tqdm=False)]
+    for i in (0, 5, 11):
+        (output,) = tiny.generate(prompts[i], params[i], use_tqdm=False)
+        assert Answer.of(output.outputs[0]) == roomy[i]
     for depth in (1, 2):
         options: dict[str, Any] = {"pipeline_depth": depth, "num_threads": 1}
         with LLM(str(tiny_path), num_gpu_blocks_override=12 * 7 // 4 + 1, **options) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
             stats = llm.stats()
-        assert [Answer.of(o.outputs[0]) for o in outputs] == alone
+        assert [Answer.of(o.outputs[0]) for o in outputs] == roomy
         assert {len(o.outputs[0].token_ids) for o in outputs} == {64}
         assert stats.num_preemptions > 0
         assert (stats.prompt_tokens, stats.generation_tokens) == (12 * 40, 12 * 64)
