@@ -31,7 +31,7 @@ from octavo.engine.core_launch import CoreHandle
 from octavo.engine.input_processor import InputProcessor, PromptType
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor
-from octavo.errors import EngineDeadError, OctavoError
+from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
@@ -169,6 +169,11 @@ class AsyncLLM:
         process = partial(self._input_processor.process, priority=priority, cache_salt=cache_salt)
         request = await self._in_thread(process, request_id, prompt, params)
         self._ensure_accepting()
+        if request_id in self._streams:  # it may have ended, and its last output not been read
+            raise RequestError(
+                f"request_id={request_id!r} is in use; wait for its end or choose another",
+                param="request_id",
+            )
         self._output_processor.add_request(request)
         stream = self._streams[request_id] = _Stream(request.params.output_kind)
         self._idle.clear()

@@ -191,6 +191,22 @@ def test_an_id_in_use_is_refused(model: Path) -> None:
     with_engine(model, test)
 
 
+def test_an_id_is_in_use_until_its_last_output_is_read(model: Path) -> None:
+    async def test(engine: AsyncLLM) -> None:
+        stream = engine.generate("x", params(output_kind=RequestOutputKind.DELTA), "same")
+        first = await anext(stream)
+        await until(lambda: engine.num_unfinished == 0)
+        with pytest.raises(RequestError, match="in use"):
+            await collect(engine, "y", params(), "same")
+        ids = first.outputs[0].token_ids
+        async for output in stream:
+            ids = ids + output.outputs[0].token_ids
+        assert len(ids) == 24
+        await collect(engine, "y", params(), "same")
+
+    with_engine(model, test)
+
+
 def test_stop_strings_end_the_core_too(model: Path) -> None:
     async def test(engine: AsyncLLM) -> None:
         whole = await collect(engine, "x", params(temperature=0, max_tokens=200), "a")
