@@ -25,8 +25,9 @@ from octavo.contracts.messages import (
     SchedulerStats,
 )
 from octavo.contracts.step import RunnerOutput, SchedulerOutput
+from octavo.core.block_hash import load_hash_secret
 from octavo.core.scheduler import Scheduler
-from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.errors import ConfigError, EngineDeadError, OctavoError, RequestError
 from octavo.executor.base import Executor
 from octavo.log import get_logger
 
@@ -66,6 +67,7 @@ class EngineCore:
                 max_model_len=self.config.model.max_model_len,
                 enable_prefix_caching=self.config.cache.enable_prefix_caching,
                 hooks=hooks,
+                hash_secret=_hash_secret(),
             )
         except BaseException:
             executor.shutdown()
@@ -203,6 +205,16 @@ class EngineCore:
     def _ensure_alive(self) -> None:
         if self._dead is not None:
             raise EngineDeadError(str(self._dead)) from self._dead
+
+
+def _hash_secret() -> bytes | None:
+    """The user's secret for block hashes, so that cached blocks keep their names from one process
+    to the next; None, with a warning, where it cannot be kept."""
+    try:
+        return load_hash_secret(env.octavo_home() / "block_hash.secret")
+    except ConfigError as error:
+        logger.warning("%s; until then the names of cached blocks end with the process", error)
+        return None
 
 
 def _check_request(request: EngineRequest, vocab_size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -338,3 +339,31 @@ class TestHooks:
         core.add_request(request("a"))
         (output,) = run(core)["a"]
         assert (output.finish_reason, output.error) == (FinishReason.ERROR, "no entry")
+
+
+class TestHashSecret:
+    """Block hashes are keyed by a secret of the user's, kept from one process to the next."""
+
+    def test_is_made_once_and_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "home"))
+        secrets = []
+        for _ in range(2):
+            make()[0].shutdown()
+            secrets.append((tmp_path / "home/block_hash.secret").read_bytes())
+        assert len(secrets[0]) == 32
+        assert secrets[0] == secrets[1]
+        assert (tmp_path / "home/block_hash.secret").stat().st_mode & 0o777 == 0o600
+
+    def test_without_a_place_for_it_the_engine_runs(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        (tmp_path / "home").write_text("a file, not a folder")
+        monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "home"))
+        core, _ = make()
+        core.add_request(request("a"))
+        assert len(token_ids(run(core)["a"])) == 8
+        core.shutdown()
+        assert "block_hash.secret" in caplog.text
