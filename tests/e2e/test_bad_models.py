@@ -6,12 +6,16 @@ import json
 import math
 import shutil
 import struct
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from octavo.contracts.sampling_params import SamplingParams
 from octavo.entrypoints.llm import LLM
 from octavo.errors import (
     ConfigError,
@@ -101,7 +105,10 @@ def header(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
 
 
 def content(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes())) and None
+    def apply(folder: Path) -> None:
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+    return apply
 
 
 def config(**changes: Any) -> Callable[[Path], None]:
@@ -164,3 +171,28 @@ def test_weights_that_cannot_fit(tiny_path: Path, tmp_path: Path) -> None:
     config(hidden_size=2**24, num_attention_heads=2**10)(folder)
     with pytest.raises(MemoryPlanError, match="weights"):
         LLM(str(folder), num_threads=1, load_format="dummy")
+
+
+@settings(max_examples=80)
+@given(
+    name=st.sampled_from(
+        ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
+    ),
+    place=st.floats(0, 1),
+    removed=st.integers(0, 8),
+    added=st.binary(max_size=8) | st.sampled_from([b"null", b"-1", b"99999999999", b"1e999", b"{"]),
+)
+def test_damaged_files(
+    tiny_path: Path, name: str, place: float, removed: int, added: bytes
+) -> None:
+    """A few bytes of one file are others: it is refused, or runs. Most go into a header."""
+    with tempfile.TemporaryDirectory() as parent:
+        folder = shutil.copytree(tiny_path, Path(parent) / "model")
+        raw = (folder / name).read_bytes()
+        at = int(place * min(len(raw), 3000))
+        (folder / name).write_bytes(raw[:at] + added + raw[at + removed :])
+        try:
+            with LLM(str(folder), num_threads=1, max_num_seqs=4) as llm:
+                llm.generate("x", SamplingParams(max_tokens=2), use_tqdm=False)
+        except OctavoError as error:
+            assert_one_clear_line(error)

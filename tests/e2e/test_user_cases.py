@@ -400,8 +400,9 @@ def test_case_26_keys_of_the_prefix_cache(smollm2: LLM) -> None:
     assert cached == [0, 0, 32, 0, 32, 0]
     assert len(set(answers)) == 1
     for salt in ("", "x" * 10_000, 5, b"a"):
+        prompt: Any = {"prompt_token_ids": ids, "cache_salt": salt}
         with pytest.raises(RequestError, match="cache_salt"):
-            smollm2.generate({"prompt_token_ids": ids, "cache_salt": salt}, params)
+            smollm2.generate(prompt, params)
 
 
 def test_case_28_preempted_requests(tiny_path: Path, tiny: LLM) -> None:

@@ -92,7 +92,7 @@ def test_case_31_wrong_content(smollm2: LLM, content: Any) -> None:
 
 @pytest.mark.model
 def test_case_32_prefilled_turn(smollm2: LLM) -> None:
-    options = {"add_generation_prompt": False, "continue_final_message": True}
+    options: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
     messages = [user("Count"), assistant("1, 2,\n\n")]
     ids = prompt_of(smollm2, messages, **options)
     assert len(ids) == 37
