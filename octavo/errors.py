@@ -27,7 +27,8 @@ def shown(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 256:  # Python may refuse to print it
         return f"<a number of {value.bit_length()} bits>"
     try:
-        text = repr(value[: _MAX_SHOWN + 1] if isinstance(value, (str, bytes)) else value)
+        cut = isinstance(value, (str, bytes, list, tuple)) and len(value) > _MAX_SHOWN
+        text = repr(value[: _MAX_SHOWN + 1] if cut else value)  # type: ignore[index]
     except Exception:  # a broken __repr__, or a huge number inside
         return f"<{type(value).__name__}>"
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

@@ -1,4 +1,5 @@
-"""How much may wait: requests without a first token, and their prompt tokens, are counted.
+"""How much may wait: requests without a first token, their prompt tokens, and the bytes of bodies
+that are not parsed yet are counted.
 
 A request counts as one from its first byte on, then as the sequences that it really asks for,
 each until its first token. What is over the limits is told to come again.
@@ -19,18 +20,27 @@ class Admission:
         max_num_queued_reqs: most sequences that wait; 0 is no limit.
         max_num_queued_tokens: most prompt tokens that wait; 0 is no limit. One request alone is
             always let in.
+        max_body_bytes: most bytes of bodies; 0 is no limit.
 
     Attributes:
         draining: nobody is let in any more.
         rejections: refused requests, by reason.
     """
 
-    def __init__(self, *, max_num_queued_reqs: int = 0, max_num_queued_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        max_num_queued_reqs: int = 0,
+        max_num_queued_tokens: int = 0,
+        max_body_bytes: int = 0,
+    ) -> None:
         self.max_reqs = max_num_queued_reqs
         self.max_tokens = max_num_queued_tokens
+        self.max_body_bytes = max_body_bytes
         self.draining = False
-        self.rejections = {"queued_reqs": 0, "queued_tokens": 0, "draining": 0}
+        self.rejections = {"queued_reqs": 0, "queued_tokens": 0, "body_bytes": 0, "draining": 0}
         self.num_tokens = 0
+        self.num_body_bytes = 0
         self._num_unread = 0
         self._waiting: dict[str, int] = {}  # id of the engine request → prompt tokens
 
@@ -57,6 +67,12 @@ class Admission:
         self._waiting.update(prompt_tokens)
         self.num_tokens += sum(prompt_tokens.values())
 
+    def _take_body(self, num_bytes: int) -> None:
+        held, most = self.num_body_bytes, self.max_body_bytes
+        if most and held + num_bytes > most:
+            raise self._full("body_bytes", f"{held} bytes of bodies", most)
+        self.num_body_bytes += num_bytes
+
     def _check(self, reqs: int, tokens: int) -> None:
         if self.max_reqs and self.num_reqs and self.num_reqs + reqs > self.max_reqs:
             raise self._full("queued_reqs", f"{self.num_reqs} requests", self.max_reqs)
@@ -74,7 +90,18 @@ class Ticket:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._is_read = False
+        self._num_body_bytes = 0
         self._ids: Iterable[str] = ()
+
+    def add_body(self, num_bytes: int) -> None:
+        """A piece of the body has come. Raises APIError 503."""
+        self._admission._take_body(num_bytes)
+        self._num_body_bytes += num_bytes
+
+    def body_done(self) -> None:
+        """The body's bytes are not needed any more."""
+        self._admission.num_body_bytes -= self._num_body_bytes
+        self._num_body_bytes = 0
 
     def admit(self, prompt_tokens: Mapping[str, int]) -> None:
         """Now it is known what the request asks for.
@@ -104,5 +131,6 @@ class Ticket:
         traceback: TracebackType | None,
     ) -> None:
         self._read()
+        self.body_done()
         for engine_id in self._ids:
             self._admission.started(engine_id)

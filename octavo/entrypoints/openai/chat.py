@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 async def create_chat_completion(call: Call) -> Response | EventStream:
     """Answer one request: JSON, or a stream of events."""
-    request = parse_body(call.body, ChatCompletionRequest, CHAT_UNSUPPORTED)
+    request = parse_body(call.take_body(), ChatCompletionRequest, CHAT_UNSUPPORTED)
     model = call.server.model(request.model)
     num_top = _num_top_logprobs(request, call.server.config.max_logprobs)
     max_tokens = request.max_completion_tokens

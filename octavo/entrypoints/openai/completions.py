@@ -40,7 +40,7 @@ DEFAULT_MAX_TOKENS = 16
 
 async def create_completion(call: Call) -> Response | EventStream:
     """Answer one request: JSON, or a stream of events."""
-    request = parse_body(call.body, CompletionRequest, COMPLETION_UNSUPPORTED)
+    request = parse_body(call.take_body(), CompletionRequest, COMPLETION_UNSUPPORTED)
     model = call.server.model(request.model)
     prompts = read_prompts(request.prompt)
     max_tokens = request.max_tokens
@@ -81,12 +81,13 @@ def read_prompts(prompt: Any) -> list[str] | list[list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
-        if all(isinstance(p, str) for p in prompt):
-            return _few(prompt)
-        if all(type(p) is int for p in prompt):
+        kinds = set(map(type, prompt))
+        if kinds == {int}:
             return [prompt]
-        if all(isinstance(p, list) and all(type(i) is int for i in p) for p in prompt):
+        if kinds == {str}:
             return _few(prompt)
+        if kinds == {list} and all(set(map(type, p)) <= {int} for p in _few(prompt)):
+            return prompt
     raise bad_request(
         "prompt must be a string, a list of strings, a list of token ids, or a list of lists of "
         "token ids, and not empty",

@@ -33,6 +33,12 @@ class Call:
     body: bytes
     ticket: Ticket
 
+    def take_body(self) -> bytes:
+        """The body, which is not kept: a request may take long, and have many bytes."""
+        self.ticket.body_done()
+        body, self.body = self.body, b""
+        return body
+
 
 Handler = Callable[[Call], Awaitable["Response | EventStream"]]
 
@@ -50,9 +56,11 @@ class Endpoint:
             server.in_flight += 1
             try:
                 check_headers(scope)
-                body = await self._read_body(scope, receive)
                 call = Call(
-                    server=server, request_id=scope["octavo.request_id"], body=body, ticket=ticket
+                    server=server,
+                    request_id=scope["octavo.request_id"],
+                    body=await self._read_body(scope, receive, ticket),
+                    ticket=ticket,
                 )
                 await self._answer(call, scope, receive, send)
             except ClientDisconnect:
@@ -60,11 +68,12 @@ class Endpoint:
             finally:
                 server.in_flight -= 1
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+    async def _read_body(self, scope: Scope, receive: Receive, ticket: Ticket) -> bytes:
         config = self._server.config
         try:
             return await asyncio.wait_for(
-                read_body(scope, receive, config.max_request_bytes), config.body_timeout
+                read_body(scope, receive, config.max_request_bytes, ticket.add_body),
+                config.body_timeout,
             )
         except asyncio.TimeoutError:
             headers = {"connection": "close"}
@@ -143,11 +152,14 @@ def check_headers(scope: Scope) -> None:
         )
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, limit: int, account: Callable[[int], None]
+) -> bytes:
     """The whole body.
 
     Raises:
-        APIError: 413, it has more than `limit` bytes.
+        APIError: 413, it has more than `limit` bytes; or what `account`, which is told the length
+            of every piece, raises.
         ClientDisconnect: the client went away.
     """
     for name, value in scope["headers"]:
@@ -162,10 +174,13 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         size += len(part)
         if limit and size > limit:
             raise _too_large(limit)
+        account(len(part))
         parts.append(part)
         more = message.get("more_body", False)
     return b"".join(parts)
 
 
 def _too_large(limit: int) -> APIError:
-    return APIError(413, f"the body has more than {limit} bytes", code="request_too_large")
+    headers = {"connection": "close"}  # or the rest would have to be read
+    message = f"the body has more than {limit} bytes"
+    return APIError(413, message, code="request_too_large", headers=headers)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import httptools
 import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -32,6 +33,11 @@ logger = get_logger(__name__)
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers."""
 HEAD_TIMEOUT = 30.0
+LINGER_SECONDS = 10.0
+"""How long the rest of a body may take to come after its request was answered."""
+MAX_PIPELINE = 100
+"""Requests that wait behind the one that is answered, on one connection."""
+_PIECE = 16 * 1024  # bytes parsed at a time: how exact the limits above are
 KEEP_ALIVE_TIMEOUT = 75
 """Longer than the 60 s for which clients and proxies usually keep a connection."""
 HEALTH_INTERVAL = 0.25
@@ -40,55 +46,164 @@ DEAD_LINGER = 2.0
 FLUSH_SECONDS = 2.0
 
 
-class HTTPProtocol(HttpToolsProtocol):
-    """One connection: heads are bounded in size and time, and what is no HTTP gets a JSON error."""
+class _Transport:
+    """A transport as uvicorn uses it, that can be closed safely.
 
-    _head_bytes = 0
+    Writing after the other side has gone does nothing (uvloop raises). Closing while a request's
+    body still comes says that nothing more will be sent, and goes on reading for a while: with
+    unread data the kernel would send a reset, which may overtake the answer.
+    """
+
+    def __init__(self, transport: asyncio.Transport, is_receiving: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._is_receiving = is_receiving
+        self._is_lingering = False
+        self.get_extra_info = transport.get_extra_info
+        self.pause_reading = transport.pause_reading
+        self.resume_reading = transport.resume_reading
+
+    def is_closing(self) -> bool:
+        return self._is_lingering or self._transport.is_closing()
+
+    def write(self, data: bytes) -> None:
+        if not self.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close, or, where the rest of a body is on its way, begin to. The second call closes."""
+        if self.is_closing() or not self._is_receiving():
+            self._transport.close()
+            return
+        self._is_lingering = True
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.close)
+
+
+class HTTPProtocol(HttpToolsProtocol):
+    """One connection. Heads are bounded in size and time, so is all that is neither head nor body
+    (chunk extensions, trailers, which are dropped) and a body that nobody wants any more; what is
+    no HTTP gets a JSON error; a wish to upgrade is ignored, as HTTP allows."""
+
+    _piece_size = 0
+    _num_idle_bytes = 0  # received since the request began or since the last piece of its body
     _in_head = True
-    _head_timer: asyncio.TimerHandle | None = None
+    _in_message = False
+    _timer: asyncio.TimerHandle | None = None  # of the head, or of the body after the answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_Transport(transport, self._has_unwanted_body))  # type: ignore[arg-type]
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_head()
+        self._set_timer(None)
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         self._begin_head()
+        self._in_message = True
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._end_head()
+        if self.parser.should_upgrade():
+            return
+        self._in_head = False
+        self._set_timer(None)
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._num_idle_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._in_message = False
+        if self.cycle.response_complete:
+            self._set_timer(None)
+            if self.transport.is_closing():
+                self.transport.close()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._has_unwanted_body() and not self.transport.is_closing():
+            self._set_timer(LINGER_SECONDS)
+
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self.send_400_response(f"the head has more than {MAX_HEAD_BYTES} bytes")
+        for start in range(0, len(data), _PIECE):
+            if self.parser is None:
+                return
+            self._feed(data if len(data) <= _PIECE else data[start : start + _PIECE])
+
+    def _feed(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        self._num_idle_bytes += len(data)
+        self._piece_size = len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("this is not valid HTTP")
+        else:
+            if self._in_message and self._num_idle_bytes > MAX_HEAD_BYTES:
+                self.send_400_response(f"the head or trailer has more than {MAX_HEAD_BYTES} bytes")
+            elif len(self.pipeline) > MAX_PIPELINE:
+                self.send_400_response(f"more than {MAX_PIPELINE} requests in a pipeline")
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """httptools takes the body after a wish to upgrade for the other protocol: read the
+        request again without the wish. (curl --http2 and Java's client always have one.)"""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.send_400_response("this server is no proxy")
+            return
+        version = self.parser.get_http_version().encode()
+        lines = [method + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._feed(b"\r\n".join([*lines, b"", rest]))
 
     def send_400_response(self, msg: str) -> None:
-        body = msgspec.json.encode(bad_request(msg).body)
-        head = (
-            b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        ) % len(body)
-        self.transport.write(STATUS_LINE[400] + head + body)
+        """Answer what is no request, and close; where another answer is due, only close."""
+        cycle = self.cycle
+        if (
+            cycle is None
+            or (cycle.response_complete and not self._has_unwanted_body())
+            or not (cycle.response_started or self._in_head or self.pipeline)
+        ):
+            body = msgspec.json.encode(bad_request(msg).body)
+            head = (
+                b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            ) % len(body)
+            self.transport.write(STATUS_LINE[400] + head + body)
+        self._in_message = False
         self.transport.close()
 
     def _begin_head(self) -> None:
-        self._end_head()
-        self._head_bytes = 0
+        self._num_idle_bytes = self._piece_size
         self._in_head = True
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT, self.transport.close)
+        self._set_timer(HEAD_TIMEOUT)
 
-    def _end_head(self) -> None:
-        self._in_head = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _has_unwanted_body(self) -> bool:
+        """Was the request answered before all of it had come?"""
+        return self._in_message and not self._in_head and self.cycle.response_complete
+
+    def _set_timer(self, seconds: float | None) -> None:
+        """Close the connection after so many seconds."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self._time_out)
+
+    def _time_out(self) -> None:
+        self._in_message = False
+        self.transport.close()
 
 
 class _UvicornServer(uvicorn.Server):

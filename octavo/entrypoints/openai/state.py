@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 MAX_CHOICES = 1024
 """Most completions (prompts × n) of one HTTP request."""
 
+MAX_BODIES = 32
+"""Largest bodies that may be held at once, all requests together (256 MiB by default)."""
+
 
 class EngineClient(Protocol):
     """What the server needs of `engine.async_llm.AsyncLLM`."""
@@ -91,6 +94,7 @@ class Server:
         self.admission = Admission(
             max_num_queued_reqs=self.config.max_num_queued_reqs,
             max_num_queued_tokens=self.config.max_num_queued_tokens,
+            max_body_bytes=MAX_BODIES * self.config.max_request_bytes,
         )
         self._serial = itertools.count()
         for engine in self.engines.values():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 async def tokenize(call: Call) -> Response:
     """Text, or chat messages through the template, to token ids."""
-    request = parse_body(call.body, TokenizeRequest, TOKENIZE_UNSUPPORTED)
+    request = parse_body(call.take_body(), TokenizeRequest, TOKENIZE_UNSUPPORTED)
     model = call.server.model(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("give either prompt or messages", "prompt")
@@ -45,8 +45,13 @@ async def tokenize(call: Call) -> Response:
 
 async def detokenize(call: Call) -> Response:
     """Token ids to text, special tokens included."""
-    request = parse_body(call.body, DetokenizeRequest, {})
+    request = parse_body(call.take_body(), DetokenizeRequest, {})
     model = call.server.model(request.model)
+    if len(request.tokens) > model.max_model_len:
+        raise bad_request(
+            f"tokens has {len(request.tokens)} ids, more than max_model_len={model.max_model_len}",
+            "tokens",
+        )
     size = model.engine.info.vocab_size
     for i in (min(request.tokens, default=0), max(request.tokens, default=0)):
         if not 0 <= i < size:

@@ -22,7 +22,7 @@ def test_a_request_is_counted_until_it_starts() -> None:
         admission.started("0_a")
         admission.started("unknown")
     assert (admission.num_reqs, admission.num_tokens) == (0, 0)
-    assert admission.rejections == {"queued_reqs": 0, "queued_tokens": 1, "draining": 0}
+    assert admission.rejections == {"queued_reqs": 0, "queued_tokens": 1, "body_bytes": 0, "draining": 0}
 
 
 def test_limits_of_requests() -> None:
@@ -68,3 +68,17 @@ def test_the_account_is_always_right(actions: list[tuple[int, int, int]]) -> Non
         unread = len(tickets) - len(waiting)
         assert admission.num_reqs == unread + sum(map(len, waiting.values()))
         assert admission.num_tokens == sum(sum(parts.values()) for parts in waiting.values())
+
+
+def test_bytes_of_bodies() -> None:
+    admission = Admission(max_body_bytes=100)
+    with admission.enter() as one, admission.enter() as two:
+        one.add_body(60)
+        two.add_body(40)
+        with pytest.raises(APIError) as raised:
+            two.add_body(1)
+        assert (raised.value.status, raised.value.code) == (503, "queue_full")
+        assert admission.rejections["body_bytes"] == 1
+        one.body_done()
+        two.add_body(60)
+    assert admission.num_body_bytes == 0

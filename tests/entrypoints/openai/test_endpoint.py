@@ -178,3 +178,31 @@ async def test_a_client_that_takes_nothing() -> None:
         await eventually(lambda: engine.is_idle, 60)
         await close(writer)
         del reader
+
+
+async def test_many_bodies_at_once() -> None:
+    """Bodies that do not end are bounded together, and let go with their connections."""
+    head = b"POST /tokenize HTTP/1.1\r\ncontent-length: 1000\r\n\r\n"
+    async with serving(max_request_bytes=1000) as s:
+        writers = []
+        for _ in range(32):
+            _, writer = await s.connect()
+            writer.write(head + b"x" * 999)
+            writers.append(writer)
+        admission = s.server.admission
+        await eventually(lambda: admission.num_body_bytes == 32 * 999)
+        reply = await s.post("/tokenize", {"prompt": "a" * 100})
+        assert (reply.status, reply.error["code"]) == (503, "queue_full")
+        for writer in writers:
+            await close(writer)
+        await eventually(lambda: admission.num_body_bytes == 0)
+        assert (await s.post("/tokenize", {"prompt": "a" * 100})).status == 200
+
+
+async def test_a_body_is_not_kept_while_the_answer_is_made() -> None:
+    async with serving() as s:
+        task = asyncio.ensure_future(s.completion("count", max_tokens=500, user="x" * 10_000))
+        await eventually(lambda: not s.engine.is_idle)
+        assert s.server.admission.num_body_bytes == 0
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 
 import pytest
 
 from octavo.entrypoints.openai import http_server
 from tests.entrypoints.openai.fake_engine import FakeEngine
-from tests.entrypoints.openai.harness import Running, close, eventually, serving
+from tests.entrypoints.openai.harness import Running, close, eventually, read_reply, serving
 
 STREAM = {"stream": True, "max_tokens": 200, "ignore_eos": True}
 
@@ -152,4 +153,141 @@ async def test_keep_alive() -> None:
             head = await reader.readuntil(b"\r\n\r\n")
             assert b"200 OK" in head
             await reader.readexactly(15)
+        await close(writer)
+
+
+POST = b"POST /tokenize HTTP/1.1\r\nhost: x\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n"
+TOKENIZE = b'{"prompt":"hi"}'
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"TLS/1.3, h2c"])
+async def test_a_wish_to_upgrade_is_ignored(protocol: bytes) -> None:
+    """curl --http2 and Java's client have it in every first request, before its body."""
+    wish = b"connection: keep-alive, Upgrade\r\nupgrade: " + protocol + b"\r\n"
+    plain = b"content-length: %d\r\n\r\n" % len(TOKENIZE)
+    bodies = [
+        plain + TOKENIZE,
+        b"transfer-encoding: chunked\r\n\r\nf\r\n" + TOKENIZE + b"\r\n0\r\n\r\n",
+    ]
+    async with serving() as s:
+        for body in bodies:
+            reader, writer = await s.connect()
+            for _ in range(2):  # the connection goes on
+                for part in (POST + wish[:20], wish[20:] + body[:-9], body[-9:]):
+                    writer.write(part)
+                    await asyncio.sleep(0.01)
+                assert (await read_reply(reader)).json["count"] == 2
+            await close(writer)
+        assert (await s.raw(b"GET /health HTTP/1.1\r\n" + wish + b"\r\n")).status == 200
+        assert (await s.raw(b"CONNECT x:1 HTTP/1.1\r\n" + wish + b"\r\n")).status == 400
+
+
+async def test_trailers_are_dropped() -> None:
+    """They are not headers: what a proxy in front checked must not come in by the back door."""
+    trailer = (
+        b"0\r\nauthorization: Bearer k\r\ncontent-type: text/xml\r\nx-request-id: evil\r\n\r\n"
+    )
+    data = CHUNKED + b"authorization: Bearer k\r\n\r\nf\r\n" + TOKENIZE + b"\r\n" + trailer
+    async with serving(api_key=["k"]) as s:
+        reply = await s.raw(data)
+        assert reply.json["count"] == 2
+        assert reply.headers["x-request-id"] != "evil"
+        assert (await s.raw(data.replace(b"Bearer k", b"Bearer -", 1))).status == 401
+
+
+@pytest.mark.parametrize("authorized", [False, True])
+@pytest.mark.parametrize(
+    ("start", "unit"),
+    [
+        (b"0\r\n", b"a: b\r\n"),
+        (b"0\r\n", b"a" * 100),
+        (b"0\r\na: ", b"b" * 100),
+        (b"1", b";a=b"),
+        (b"", b"0" * 100),
+    ],
+    ids=["trailers", "trailer name", "trailer value", "chunk extension", "chunk size"],
+)
+async def test_framing_without_end(authorized: bool, start: bytes, unit: bytes) -> None:
+    """What is neither head nor body is bounded as well, whoever sends it."""
+    key = b"authorization: Bearer k\r\n" if authorized else b""
+    async with serving(api_key=["k"]) as s:
+        reader, writer = await s.connect()
+        writer.write(CHUNKED + key + b"\r\n" + start)
+        sent, block = 0, unit * (8192 // len(unit))
+        with suppress(ConnectionError):
+            while sent < 2**22 and not reader.at_eof():
+                writer.write(block)
+                await writer.drain()
+                await asyncio.sleep(0)
+                sent += len(block)
+        await close(writer)
+        assert sent < 2**22
+
+
+async def test_a_body_that_nobody_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the answer the rest of a body has a moment to come; then the connection closes."""
+    monkeypatch.setattr(http_server, "LINGER_SECONDS", 0.3)
+    head = b"POST /nowhere HTTP/1.1\r\ncontent-length: 1000\r\n\r\n"
+    async with serving() as s:
+        reader, writer = await s.connect()
+        writer.write(head)
+        assert (await read_reply(reader)).status == 404
+        writer.write(b"x" * 1000 + b"GET /health HTTP/1.1\r\n\r\n")  # it comes: all goes on
+        assert (await read_reply(reader)).status == 200
+        writer.write(head)
+        assert (await read_reply(reader)).status == 404
+
+        async def drip() -> None:
+            with suppress(ConnectionError):
+                while True:
+                    writer.write(b"x")
+                    await writer.drain()
+                    await asyncio.sleep(0.02)
+
+        dripping = asyncio.ensure_future(drip())
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        dripping.cancel()
+        await close(writer)
+
+
+async def test_an_answer_before_the_body_arrives_whole() -> None:
+    """The answer closes the connection; it must not be lost to the reset of unread data."""
+    size = 2**23
+    head = POST + b"connection: close\r\ncontent-length: %d\r\n\r\n" % size
+    async with serving(max_request_bytes=2**20) as s:
+        for _ in range(5):
+            reader, writer = await s.connect()
+            writer.write(head)
+            for _ in range(size // 2**16):
+                writer.write(b"x" * 2**16)
+                await writer.drain()
+            assert (await read_reply(reader)).status == 413
+            await close(writer)
+
+
+async def test_too_many_pipelined_requests() -> None:
+    async with serving() as s:
+        reader, writer = await s.connect()
+        writer.write(b"GET /health HTTP/1.1\r\n\r\n" * 5000)
+        answers = b""
+        with suppress(ConnectionError):
+            answers = await asyncio.wait_for(reader.read(), 5)
+        assert answers.count(b"200 OK") < 5000
+        await close(writer)
+        assert (await s.get("/health")).status == 200
+
+
+async def test_garbage_behind_a_stream_does_not_get_into_it() -> None:
+    body = b'{"prompt":"count","stream":true,"max_tokens":50}'
+    post = POST.replace(b"tokenize", b"v1/completions")
+    async with serving() as s:
+        reader, writer = await s.connect()
+        writer.write(post + b"content-length: %d\r\n\r\n" % len(body) + body)
+        answer = await reader.readuntil(b"data: ")
+        writer.write(b"\x00garbage\r\n\r\n")
+        with suppress(ConnectionError):
+            answer += await asyncio.wait_for(reader.read(), 5)
+        assert answer.count(b"HTTP/1.1") == 1
         await close(writer)

@@ -74,3 +74,38 @@ def test_any_bytes(body: bytes) -> None:
         assert isinstance(parse_object(body), dict)
     except APIError as error:
         assert error.status == 400
+
+
+@pytest.mark.parametrize("unit", [b"[],", b"{},", b'"a",', b"1,"])
+def test_too_many_values(unit: bytes) -> None:
+    """What decoding costs is bounded by values, not only by bytes: it stops every stream."""
+    body = b'{"c":[' + unit * (2**23 // len(unit)) + b"1]}"
+    with pytest.raises(APIError, match="too many JSON values") as raised:
+        parse_body(body, Small, UNSUPPORTED)
+    assert raised.value.status == 413
+
+
+def test_many_fields() -> None:
+    body = b"{" + b",".join(b'"f%d":1' % i for i in range(300_000)) + b"}"
+    with pytest.raises(APIError, match="too many JSON values"):
+        parse_body(body, Small, UNSUPPORTED)
+    values = list(range(300_000))
+    body = json.dumps({"c": values}).encode()  # a batch of prompts may be so long
+    assert parse_body(body, Small, UNSUPPORTED).c == values
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", ["a"] * 65),
+        ("stop_token_ids", [1] * 1025),
+        ("metadata", {str(i): "" for i in range(65)}),
+        ("chat_template_kwargs", {str(i): 1 for i in range(65)}),
+        ("tools", [{}] * 1025),
+    ],
+)
+def test_lists_that_are_too_long(field: str, value: object) -> None:
+    body = json.dumps({"messages": [], field: value}).encode()
+    with pytest.raises(APIError, match="of length <= ") as raised:
+        parse_body(body, ChatCompletionRequest, CHAT_UNSUPPORTED)
+    assert raised.value.param == field

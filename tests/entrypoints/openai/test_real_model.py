@@ -9,98 +9,22 @@ import asyncio
 import json
 import os
 import random
-import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
-from tests.entrypoints.openai.harness import Reply, close, read_reply, request_bytes
+from tests.entrypoints.openai.harness import Reply, close, request_bytes
+from tests.entrypoints.openai.live import Live, live
 
 pytestmark = pytest.mark.model
 
-ROOT = Path(__file__).parents[3]
-COMMAND = "from octavo.entrypoints.cli.main import run; run()"
-# One thread: the tests of the kernels are elsewhere, and other processes may be busy.
-OPTIONS = ["--dtype", "float32", "--num-threads", "1", "--kv-cache-memory-bytes", str(2**28)]
-PORT = re.compile(r"http://127\.0\.0\.1:(\d+)")
 FRANCE = "The capital of France is"
 ALPHABET = "Here is the English alphabet: ABC"
-
-
-class Live:
-    """A server process."""
-
-    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
-        self.process = process
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
-
-    def post(self, path: str, body: dict[str, Any], **headers: str) -> Reply:
-        return asyncio.run(self.apost(path, body, **headers))
-
-    async def apost(self, path: str, body: dict[str, Any], **headers: str) -> Reply:
-        return await self._request("POST", path, body, headers)
-
-    def get(self, path: str) -> Reply:
-        return asyncio.run(self._request("GET", path, None, {}))
-
-    async def _request(self, method: str, path: str, body: Any, headers: dict[str, str]) -> Reply:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**24)
-        try:
-            writer.write(request_bytes(method, path, body, headers))
-            return await read_reply(reader)
-        finally:
-            await close(writer)
-
-    def complete(self, prompt: Any, **fields: Any) -> Reply:
-        return self.post("/v1/completions", {"prompt": prompt, "temperature": 0, **fields})
-
-    def chat(self, messages: Any, **fields: Any) -> Reply:
-        body = {"messages": messages, "temperature": 0, "max_tokens": 8, **fields}
-        return self.post("/v1/chat/completions", body)
-
-    def tokens_of(self, **fields: Any) -> list[int]:
-        return self.post("/tokenize", fields).json["tokens"]
-
-    def metric(self, name: str) -> float:
-        text = self.get("/metrics").body.decode()
-        return float(re.search(rf"^octavo:{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)[1])  # type: ignore[index]
-
-    def until_idle(self, seconds: float = 10.0) -> None:
-        deadline = time.monotonic() + seconds
-        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        while any(self.metric(name) for name in names):
-            assert time.monotonic() < deadline, "it never became idle"
-            time.sleep(0.05)
-
-
-@contextmanager
-def live(*args: str) -> Iterator[Live]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "serve", "--port", "0", *OPTIONS, *args],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        banner = process.stdout.readline()
-        found = PORT.search(banner)
-        assert found, banner
-        yield Live(process, int(found[1]))
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +193,7 @@ def test_case_17_extremes(server: Live) -> None:
         choice = server.complete(FRANCE, seed=5, logprobs=2, **fields).json["choices"][0]
         assert choice["text"] == greedy
     for body in (b'{"prompt":"x","top_p":NaN}', b'{"prompt":"x","temperature":Infinity}'):
-        assert asyncio.run(server._request("POST", "/v1/completions", body, {})).status == 400
+        assert asyncio.run(server.request("POST", "/v1/completions", body, {})).status == 400
 
 
 # -------------------------------------------------------------------- E: going away
@@ -444,12 +368,6 @@ def test_the_official_client(server: Live) -> None:
 # -------------------------------------------------------------------- the processes
 
 
-def _core_of(server: Live) -> int:
-    path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    [core] = path.read_text().split()
-    return int(core)
-
-
 LONG = {"prompt": "Once", "max_tokens": 100, "ignore_eos": True, "stream": True}
 
 
@@ -461,7 +379,7 @@ async def _long_streams(server: Live, num: int, act: Any) -> list[Reply]:
 
 
 def test_the_core_is_killed(own_server: Live) -> None:
-    core = _core_of(own_server)
+    core = own_server.core
     killed: list[float] = []
 
     def kill() -> None:
@@ -476,7 +394,7 @@ def test_the_core_is_killed(own_server: Live) -> None:
 
 
 def test_the_front_end_is_killed(own_server: Live) -> None:
-    core = _core_of(own_server)
+    core = own_server.core
     own_server.process.kill()
     deadline = time.monotonic() + 5
     while Path(f"/proc/{core}").exists():
@@ -485,7 +403,7 @@ def test_the_front_end_is_killed(own_server: Live) -> None:
 
 
 def test_stop_under_load(own_server: Live) -> None:
-    core = _core_of(own_server)
+    core = own_server.core
     stop = own_server.process.terminate
     for reply in asyncio.run(_long_streams(own_server, 4, stop)):
         assert reply.events[-1]["choices"][0]["finish_reason"] == "length"
@@ -529,7 +447,7 @@ def test_bad_bodies_leave_the_engine_alone(server: Live) -> None:
         json.dumps({"prompt": "x"}).encode() + b"x" * 9_000_000,
     ]
     for body in bodies:
-        reply = asyncio.run(server._request("POST", "/v1/completions", body, {}))
+        reply = asyncio.run(server.request("POST", "/v1/completions", body, {}))
         assert reply.status in (400, 413), str(body)[:60]
         assert reply.error
     assert server.complete(FRANCE, max_tokens=1).json["choices"][0]["text"] == " Paris"

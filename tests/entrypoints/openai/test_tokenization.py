@@ -44,3 +44,10 @@ async def test_detokenize() -> None:
             reply = await s.post("/detokenize", {"tokens": tokens})
             assert reply.status == 400, tokens
             assert reply.error["param"] == "tokens"
+
+
+async def test_detokenize_takes_what_fits_the_model() -> None:
+    async with serving(FakeEngine(max_model_len=99)) as s:
+        assert (await s.post("/detokenize", {"tokens": [97] * 99})).json["prompt"] == "a" * 99
+        reply = await s.post("/detokenize", {"tokens": [97] * 100})
+        assert (reply.status, reply.error["param"]) == (400, "tokens")
