@@ -155,3 +155,15 @@ def test_an_output_that_cannot_be_written(tiny_path: Path) -> None:
     assert result.stderr.startswith("octavo: ")
     assert "No space left" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_without_a_stderr(tiny_path: Path) -> None:
+    """Closed, as some supervisors start programs: the answer comes all the same."""
+    result = subprocess.run(
+        [*COMMAND, "generate", "x", "--model", str(tiny_path), "--max-tokens", "2", "--json"],
+        stdout=subprocess.PIPE,
+        timeout=120,
+        preexec_fn=lambda: os.close(2),
+    )
+    assert result.returncode == 0
+    assert b"token_ids" in result.stdout

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.config.sections import ModelConfig
+from octavo.entrypoints.progress import stderr_is_terminal
 
 if TYPE_CHECKING:
     from octavo.models.progress import Progress
@@ -35,7 +36,7 @@ def fetch_model(config: ModelConfig) -> Path:
 @contextmanager
 def progress_bar(description: str) -> Iterator[Progress | None]:
     """Shows bytes done of all bytes; None if stderr is no terminal. It shows at the first byte."""
-    if not sys.stderr.isatty():
+    if not stderr_is_terminal():
         yield None
         return
     from rich.console import Console
