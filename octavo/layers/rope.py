@@ -18,6 +18,7 @@ import numpy as np
 
 from octavo.config.model import ConfigReader
 
+_ROWS_AT_ONCE = 16384
 _LARGEST = 1e15
 """Of any number in a rope section: keeps lengths and powers of it finite."""
 
@@ -235,10 +236,15 @@ class RopeParameters:
     def tables(self, max_model_len: int) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin, [max_model_len, rotary_dim / 2] float32."""
         inv_freq = self.scaling.inv_freq(self.theta, self.rotary_dim, max_model_len)
-        angles = np.outer(np.arange(max_model_len), inv_freq)
         magnitude = self.scaling.magnitude
-        cos, sin = np.cos(angles) * magnitude, np.sin(angles) * magnitude
-        return cos.astype(np.float32), sin.astype(np.float32)
+        cos = np.empty((max_model_len, len(inv_freq)), np.float32)
+        sin = np.empty_like(cos)
+        for start in range(0, max_model_len, _ROWS_AT_ONCE):  # float64 takes four times the tables
+            end = min(start + _ROWS_AT_ONCE, max_model_len)
+            angles = np.outer(np.arange(start, end), inv_freq)
+            cos[start:end] = np.cos(angles) * magnitude
+            sin[start:end] = np.sin(angles) * magnitude
+        return cos, sin
 
 
 def read_rope(

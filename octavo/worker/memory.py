@@ -15,6 +15,11 @@ from octavo.contracts.kv_spec import (
 )
 from octavo.errors import ConfigError, MemoryPlanError
 
+_BYTES_PER_POSITION = 4096
+"""More than rope tables and the state of a request take per position, for any model that is known:
+two tables of cos and sin for heads of 256 dims are 4 KiB."""
+_ALWAYS_PLANNABLE = 2**17
+
 DEFAULT_SHARE = 0.5
 """Of the free memory on a CPU, where `gpu_memory_utilization` is not given: others live there."""
 
@@ -57,6 +62,22 @@ def check_weights_fit(weights: int, available: int) -> None:
             f"the model's weights take {human(weights)}, but only {human(available)} are free; "
             "use a smaller model or dtype, or free some memory"
         )
+
+
+def plannable_length(available: int, max_model_len: int, *, is_given: bool) -> int:
+    """The most tokens, at most `max_model_len`, that are worth planning for: what is allocated per
+    position before the plan is made (rope tables, for one) must not end the process.
+
+    Raises:
+        MemoryPlanError: the user gave `max_model_len`, and it is more.
+    """
+    length = min(max_model_len, max(_ALWAYS_PLANNABLE, available // _BYTES_PER_POSITION))
+    if is_given and length < max_model_len:
+        raise MemoryPlanError(
+            f"max_model_len={max_model_len} does not fit: the {human(available)} that are free "
+            f"hold the tables of at most {length} positions; lower it, or leave it out"
+        )
+    return length
 
 
 def plan_memory(needs: MemoryNeeds, cache: CacheConfig) -> MemoryPlan:

@@ -22,7 +22,13 @@ from octavo.models.registry import build_model
 from octavo.worker.free_memory import free_memory
 from octavo.worker.info import ExecutorInfo
 from octavo.worker.kv_planner import group_layers
-from octavo.worker.memory import MemoryNeeds, check_weights_fit, format_plan, plan_memory
+from octavo.worker.memory import (
+    MemoryNeeds,
+    check_weights_fit,
+    format_plan,
+    plan_memory,
+    plannable_length,
+)
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.request_state import RequestState
 
@@ -117,9 +123,11 @@ class Worker:
         weights: int,
     ) -> MemoryPlan:
         """The memory plan. Activations are measured: captured over the smallest pool there is."""
-        max_model_len = config.model.max_model_len
-        assert max_model_len is not None, "resolve() sets it"
+        assert config.model.max_model_len is not None, "resolve() sets it"
         scheduler = config.scheduler
+        is_given = self._config.model.max_model_len is not None
+        tokens_in_flight = scheduler.max_num_batched_tokens * scheduler.pipeline_depth
+        max_model_len = plannable_length(available, config.model.max_model_len, is_given=is_given)
         smallest = KVCacheConfig(num_blocks=2, groups=groups)
         _, graph = _capture(model, backend, smallest, step_limits(scheduler, max_model_len, groups))
         state = RequestState.nbytes(
@@ -134,10 +142,13 @@ class Worker:
             groups=groups,
             max_num_seqs=scheduler.max_num_seqs,
             max_model_len=max_model_len,
-            is_max_model_len_given=self._config.model.max_model_len is not None,
-            tokens_in_flight=scheduler.max_num_batched_tokens * scheduler.pipeline_depth,
+            is_max_model_len_given=is_given,
+            tokens_in_flight=tokens_in_flight,
         )
         plan = plan_memory(needs, config.cache)
+        if max_model_len < config.model.max_model_len and not plan.notes:
+            note = f"max_model_len lowered from {config.model.max_model_len} to {max_model_len}"
+            plan = replace(plan, notes=(f"{note}: longer requests do not fit into memory",))
         logger.info("%s", format_plan(plan))
         for note in plan.notes:
             logger.warning("%s", note)

@@ -164,3 +164,19 @@ def test_steps_need_a_start() -> None:
     worker = Worker(tiny_config(), tiny_files())
     with pytest.raises(AssertionError, match="start"):
         worker.execute_model(SchedulerOutput(step_id=0))
+
+
+@pytest.mark.parametrize("config", [LLAMA, MISTRAL], ids=["full", "window"])
+def test_an_absurd_length_is_lowered_before_anything_is_sized_by_it(config: dict[str, Any]) -> None:
+    files = tiny_files({**config, "max_position_embeddings": 2**31 - 1})
+    worker = Worker(tiny_config(kv_cache_memory_bytes=2**20), files)
+    try:
+        plan = worker.start().memory_plan
+        assert 0 < plan.max_model_len < 2**31 - 1
+        assert any("lowered" in note for note in plan.notes)
+    finally:
+        worker.close()
+    worker = Worker(tiny_config(max_model_len=2**31 - 1), files)
+    with pytest.raises(MemoryPlanError, match="max_model_len=2147483647"):
+        worker.start()
+    worker.close()
