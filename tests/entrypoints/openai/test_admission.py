@@ -22,7 +22,12 @@ def test_a_request_is_counted_until_it_starts() -> None:
         admission.started("0_a")
         admission.started("unknown")
     assert (admission.num_reqs, admission.num_tokens) == (0, 0)
-    assert admission.rejections == {"queued_reqs": 0, "queued_tokens": 1, "body_bytes": 0, "draining": 0}
+    assert admission.rejections == {
+        "queued_reqs": 0,
+        "queued_tokens": 1,
+        "body_bytes": 0,
+        "draining": 0,
+    }
 
 
 def test_limits_of_requests() -> None:
