@@ -57,7 +57,7 @@ def alive(tiny: LLM) -> Iterator[LLM]:
         ({"a"}, {}),
         (range(4), {}),
         (np.array([1, 2]), {}),
-        (object(), {}),
+        pytest.param(object(), {}, id="object"),
         ("", {}),
         ([[]], {}),
         (["x", ""], {}),
