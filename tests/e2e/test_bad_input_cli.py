@@ -142,7 +142,8 @@ def test_packages_that_are_not_there(index: Mapping[str, str]) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
-def test_an_output_that_cannot_be_written(tiny_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_cannot_be_written(tiny_path: Path, unbuffered: str) -> None:
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
             [*COMMAND, "generate", "x", "--model", str(tiny_path), "--max-tokens", "2"],
@@ -150,6 +151,7 @@ def test_an_output_that_cannot_be_written(tiny_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
             timeout=120,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         )
     assert result.returncode == 1
     assert result.stderr.startswith("octavo: ")

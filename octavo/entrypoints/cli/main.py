@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -53,7 +54,10 @@ def run() -> None:
     """The console script. Exits with 1 and one line on stderr for what went wrong, with 2 for a
     wrong command line, with 130 after Ctrl-C."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            _flush()
     except (OctavoError, OSError) as error:
         _fail(str(error), error)
     except MemoryError as error:
@@ -62,6 +66,18 @@ def run() -> None:
         sys.exit(130)
     except Exception as error:
         _fail(f"internal error: {type(error).__name__}: {error}", error)
+
+
+def _flush() -> None:
+    """Write out what is buffered: a full disk or a closed pipe must not show only at exit, where
+    it could no longer be told. Raises OSError."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
 
 
 def _fail(message: str, error: Exception) -> None:
