@@ -11,6 +11,33 @@ class Device:
     def num_threads(self) -> int: ...
     def close(self) -> None: ...
     def mask(self, logits: np.ndarray, rows: np.ndarray, token_ids: np.ndarray) -> None: ...
+    def add_bias(
+        self, logits: np.ndarray, rows: np.ndarray, token_ids: np.ndarray, bias: np.ndarray
+    ) -> None: ...
+    def allow(self, logits: np.ndarray, rows: np.ndarray, bitmask: np.ndarray) -> None: ...
+    def penalize(
+        self,
+        logits: np.ndarray,
+        rows: np.ndarray,
+        repetition: np.ndarray,
+        frequency: np.ndarray,
+        presence: np.ndarray,
+        starts: np.ndarray,
+        token_ids: np.ndarray,
+        counts: np.ndarray,
+    ) -> None: ...
+    def process(
+        self,
+        logits: np.ndarray,
+        rows: np.ndarray,
+        temperature: np.ndarray,
+        top_k: np.ndarray,
+        top_p: np.ndarray,
+        min_p: np.ndarray,
+        seed: np.ndarray,
+        sample_index: np.ndarray,
+        position: np.ndarray,
+    ) -> None: ...
     def sample(
         self,
         logits: np.ndarray,
@@ -28,6 +55,7 @@ class Device:
         logits: np.ndarray,
         rows: np.ndarray,
         token_ids: np.ndarray,
+        normalized: bool,
         ids: np.ndarray,
         values: np.ndarray,
         ranks: np.ndarray,

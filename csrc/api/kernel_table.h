@@ -110,6 +110,8 @@ struct KernelTable {
   std::int64_t (*row_count_greater)(const float* x, std::int64_t n, float threshold);
   // Ids of all x[i] >= threshold, ascending; returns how many.
   std::int64_t (*row_collect)(const float* x, std::int64_t n, float threshold, std::int32_t* ids);
+  // x[i] = -inf where bit i % 32 of bits[i / 32] is 0.
+  void (*row_allow)(float* x, std::int64_t n, const std::int32_t* bits);
 };
 
 constexpr int kSumBlock = 256;

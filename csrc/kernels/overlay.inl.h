@@ -42,6 +42,7 @@ inline void overlay_float32(KernelTable& table) {
   table.row_keep = row_keep;
   table.row_count_greater = row_count_greater;
   table.row_collect = row_collect;
+  table.row_allow = row_allow;
 }
 
 }  // namespace

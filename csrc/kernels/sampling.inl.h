@@ -100,5 +100,19 @@ inline std::int64_t row_collect(const float* x, std::int64_t n, float threshold,
   return count;
 }
 
+inline void row_allow(float* x, std::int64_t n, const std::int32_t* bits) {
+  constexpr int kWord = 32;
+  for (std::int64_t start = 0; start < n; start += kWord) {
+    const std::uint32_t word = static_cast<std::uint32_t>(bits[start / kWord]);
+    if (word == ~0u) continue;
+    float* row = x + start;
+    if (n - start >= kWord) {
+      for (int j = 0; j < kWord; ++j) row[j] = word >> j & 1u ? row[j] : -__builtin_inff();
+    } else {
+      for (int j = 0; j < n - start; ++j) row[j] = word >> j & 1u ? row[j] : -__builtin_inff();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace octavo

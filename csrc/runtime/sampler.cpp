@@ -23,6 +23,7 @@ bool before(const Candidate& a, const Candidate& b) {
 constexpr int kBuckets = 2048;
 constexpr float kBucketsPerNat = 64.0f;
 constexpr std::int64_t kFirstTry = 256;  // most likely tokens that a top-p is sought in first
+constexpr float kLeastDivisor = 1e-30f;  // logits divided by less might not be finite
 
 }  // namespace
 
@@ -35,8 +36,9 @@ struct Sampler::Workspace {
   std::vector<Candidate> candidates;
 
   std::int32_t sample_row(const float* x, std::int64_t n, const SamplingRows& rows, std::int64_t r);
+  void process_row(float* x, std::int64_t n, const SamplingRows& rows, std::int64_t r);
   void logprob_row(const float* x, std::int64_t n, std::int32_t token, std::int64_t k,
-                   std::int32_t* out_ids, float* values, std::int32_t* rank);
+                   bool normalized, std::int32_t* out_ids, float* values, std::int32_t* rank);
 
  private:
   // A filter's measure: how many tokens it keeps, or how much of their weight.
@@ -50,6 +52,7 @@ struct Sampler::Workspace {
   Candidate cut_buckets(const float* x, std::int64_t n, float top, float inverse, By by,
                         double limit);
   void keep_up_to(const float* x, std::int64_t n, const Candidate& last);
+  bool weigh(const float* x, std::int64_t n, float top, const SamplingRows& rows, std::int64_t r);
   std::int32_t draw(std::int64_t n, double u) const;
 };
 
@@ -65,12 +68,14 @@ std::int32_t Sampler::Workspace::argmax(const float* x, std::int64_t n, float to
 }
 
 // Fills `candidates` with the k most likely tokens and perhaps more: all that reach the k-th
-// largest of the blocks' maxima. False where there are fewer than k blocks.
+// largest of the blocks' maxima; with fewer than k only where the others are -inf. False where
+// there are fewer than k blocks.
 bool Sampler::Workspace::collect_most_likely(const float* x, std::int64_t n, std::int64_t k) {
   if (k > static_cast<std::int64_t>(maxima.size())) return false;
   scratch = maxima;
   std::nth_element(scratch.begin(), scratch.begin() + (k - 1), scratch.end(), std::greater<>());
-  const std::int64_t count = kernels->row_collect(x, n, scratch[k - 1], ids.data());
+  const float least = std::max(scratch[k - 1], std::numeric_limits<float>::lowest());
+  const std::int64_t count = kernels->row_collect(x, n, least, ids.data());
   candidates.resize(count);
   for (std::int64_t i = 0; i < count; ++i) candidates[i] = {x[ids[i]], ids[i]};
   return true;
@@ -148,26 +153,27 @@ std::int32_t Sampler::Workspace::draw(std::int64_t n, double u) const {
   return last;  // only where rounding hides the last bit of the total
 }
 
-std::int32_t Sampler::Workspace::sample_row(const float* x, std::int64_t n,
-                                            const SamplingRows& rows, std::int64_t r) {
-  const float temperature = rows.temperature[r];
-  const float top = kernels->row_max(x, n, maxima.data());
-  if (!(temperature > 0.0f) || !std::isfinite(top)) return argmax(x, n, top);
-  const float inverse = std::min(1.0f / temperature, std::numeric_limits<float>::max());
+// Fills `weights`, zero where a filter drops the token. Returns whether there is any filter.
+bool Sampler::Workspace::weigh(const float* x, std::int64_t n, float top, const SamplingRows& rows,
+                               std::int64_t r) {
+  const float inverse = std::min(1.0f / rows.temperature[r], std::numeric_limits<float>::max());
   kernels->row_exp(x, n, top, inverse, weights.data(), sums.data());
 
-  if (rows.min_p[r] > 0.0f) {  // in terms of weights: the largest is 1
+  const std::int64_t k = rows.top_k[r];
+  const bool has_min_p = rows.min_p[r] > 0.0f, has_top_k = k > 0 && k < n;
+  const bool has_top_p = rows.top_p[r] < 1.0f;
+  if (has_min_p) {  // in terms of weights: the largest is 1
     const float floor = std::min(rows.min_p[r], 1.0f);
     kernels->row_keep(weights.data(), n, floor, n, weights.data(), sums.data());
   }
   bool collected = false;  // `candidates` hold all that may be kept
-  if (const std::int64_t k = rows.top_k[r]; k > 0 && k < n) {
+  if (has_top_k) {
     collected = collect_most_likely(x, n, k);
     keep_up_to(x, n,
                collected ? cut_candidates(By::kCount, static_cast<double>(k))
                          : cut_buckets(x, n, top, inverse, By::kCount, static_cast<double>(k)));
   }
-  if (rows.top_p[r] < 1.0f) {
+  if (has_top_p) {
     const double limit = static_cast<double>(rows.top_p[r]) * total();
     if (!collected && collect_most_likely(x, n, kFirstTry)) {
       double weight = 0.0;
@@ -178,22 +184,50 @@ std::int32_t Sampler::Workspace::sample_row(const float* x, std::int64_t n,
                collected ? cut_candidates(By::kWeight, limit)
                          : cut_buckets(x, n, top, inverse, By::kWeight, limit));
   }
+  return has_min_p || has_top_k || has_top_p;
+}
+
+std::int32_t Sampler::Workspace::sample_row(const float* x, std::int64_t n,
+                                            const SamplingRows& rows, std::int64_t r) {
+  const float top = kernels->row_max(x, n, maxima.data());
+  if (!(rows.temperature[r] > 0.0f) || !std::isfinite(top)) return argmax(x, n, top);
+  weigh(x, n, top, rows, r);
   const double u = philox_uniform(rows.seed[r], static_cast<std::uint32_t>(rows.position[r]),
                                   static_cast<std::uint32_t>(rows.sample_index[r]), 0);
   return draw(n, u);
 }
 
-void Sampler::Workspace::logprob_row(const float* x, std::int64_t n, std::int32_t token,
-                                     std::int64_t k, std::int32_t* out_ids, float* values,
-                                     std::int32_t* rank) {
+void Sampler::Workspace::process_row(float* x, std::int64_t n, const SamplingRows& rows,
+                                     std::int64_t r) {
   const float top = kernels->row_max(x, n, maxima.data());
-  kernels->row_exp(x, n, top, 1.0f, weights.data(), sums.data());
-  const double log_total = std::log(total());
-  const auto log_prob = [&](std::int32_t id) {
+  if (!(rows.temperature[r] > 0.0f) || !std::isfinite(top)) return;
+  const bool is_filtered = weigh(x, n, top, rows, r);
+  const float divisor = std::max(rows.temperature[r], kLeastDivisor);
+  constexpr float kDropped = -std::numeric_limits<float>::infinity();
+  for (std::int64_t i = 0; i < n; ++i) x[i] /= divisor;
+  if (is_filtered) {  // NaN has no weight
+    for (std::int64_t i = 0; i < n; ++i) x[i] = weights[i] > 0.0f ? x[i] : kDropped;
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) x[i] = x[i] == x[i] ? x[i] : kDropped;
+  }
+}
+
+void Sampler::Workspace::logprob_row(const float* x, std::int64_t n, std::int32_t token,
+                                     std::int64_t k, bool normalized, std::int32_t* out_ids,
+                                     float* values, std::int32_t* rank) {
+  const float top = kernels->row_max(x, n, maxima.data());
+  double log_total = 0.0;
+  if (normalized) {
+    kernels->row_exp(x, n, top, 1.0f, weights.data(), sums.data());
+    log_total = std::log(total());
+  }
+  const auto value_of = [&](std::int32_t id) {
+    if (std::isnan(x[id])) return -std::numeric_limits<float>::infinity();
+    if (!normalized) return x[id];
     return static_cast<float>((static_cast<double>(x[id]) - top) - log_total);
   };
   out_ids[0] = token;
-  values[0] = log_prob(token);
+  values[0] = value_of(token);
   *rank = static_cast<std::int32_t>(1 + kernels->row_count_greater(x, n, x[token]));
   if (k == 0) return;
   if (!collect_most_likely(x, n, k) || static_cast<std::int64_t>(candidates.size()) < k) {
@@ -206,7 +240,7 @@ void Sampler::Workspace::logprob_row(const float* x, std::int64_t n, std::int32_
   std::partial_sort(candidates.begin(), candidates.begin() + k, candidates.end(), before);
   for (std::int64_t j = 0; j < k; ++j) {
     out_ids[1 + j] = candidates[j].id;
-    values[1 + j] = log_prob(candidates[j].id);
+    values[1 + j] = value_of(candidates[j].id);
   }
 }
 
@@ -256,17 +290,29 @@ void Sampler::sample(const LogitsView& logits, const SamplingRows& rows, std::in
   });
 }
 
+void Sampler::process(const LogitsView& logits, const std::int32_t* rows,
+                      const SamplingRows& sampling, std::int64_t n) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  prepare(logits.vocab);
+  pool_->run([&](int thread) {
+    for (std::int64_t i = thread; i < n; i += pool_->num_threads()) {
+      float* x = logits.data + rows[i] * logits.ld;
+      workspaces_[thread].process_row(x, logits.vocab, sampling, i);
+    }
+  });
+}
+
 void Sampler::logprobs(const LogitsView& logits, const std::int32_t* rows,
                        const std::int32_t* token_ids, std::int64_t n, std::int64_t k,
-                       std::int32_t* ids, float* values, std::int32_t* ranks) {
+                       bool normalized, std::int32_t* ids, float* values, std::int32_t* ranks) {
   const std::lock_guard<std::mutex> lock(mutex_);
   prepare(logits.vocab);
   pool_->run([&](int thread) {
     for (std::int64_t i = thread; i < n; i += pool_->num_threads()) {
       const float* x = logits.data + rows[i] * logits.ld;
       const std::int64_t at = i * (1 + k);
-      workspaces_[thread].logprob_row(x, logits.vocab, token_ids[i], k, ids + at, values + at,
-                                      ranks + i);
+      workspaces_[thread].logprob_row(x, logits.vocab, token_ids[i], k, normalized, ids + at,
+                                      values + at, ranks + i);
     }
   });
 }

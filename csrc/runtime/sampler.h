@@ -1,4 +1,4 @@
-// Sampling over rows of logits; semantics in octavo.kernels.ops.SamplingOps.
+// Sampling over rows of logits; semantics in octavo.kernels.sampling_ops.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +39,13 @@ class Sampler {
   // Token ids [rows].
   void sample(const LogitsView& logits, const SamplingRows& rows, std::int32_t* token_ids);
 
-  // ids and values [n, 1 + k], ranks [n].
+  // n different rows; entry i of `sampling` is about rows[i].
+  void process(const LogitsView& logits, const std::int32_t* rows, const SamplingRows& sampling,
+               std::int64_t n);
+
+  // ids and values [n, 1 + k], ranks [n]. Values are logits where not `normalized`.
   void logprobs(const LogitsView& logits, const std::int32_t* rows, const std::int32_t* token_ids,
-                std::int64_t n, std::int64_t k, std::int32_t* ids, float* values,
+                std::int64_t n, std::int64_t k, bool normalized, std::int32_t* ids, float* values,
                 std::int32_t* ranks);
 
  private:

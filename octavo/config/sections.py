@@ -13,6 +13,7 @@ from typing import Any, Literal
 DtypeName = Literal["auto", "float32", "bfloat16"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Policy = Literal["fcfs", "priority"]
+LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 DeviceName = Literal["auto", "cpu", "reference"]
 ExecutorName = Literal["uni", "fake"]
 
@@ -38,6 +39,9 @@ class ModelConfig:
     chat_template: str | None = option(None, "file or text of a Jinja chat template to use instead")
     generation_config: Literal["auto", "octavo"] = option(
         "auto", "auto: default sampling from the model's generation_config.json; octavo: our own"
+    )
+    logprobs_mode: LogprobsMode = option(
+        "raw_logprobs", "logprobs of the raw or of the processed distribution, or its logits"
     )
 
 

@@ -35,7 +35,8 @@ class LogprobRows(msgspec.Struct, array_like=True, gc=False):
 
     Attributes:
         token_ids: [n, 1 + k] int32.
-        logprobs: [n, 1 + k] float32, of the raw (unfiltered) distribution.
+        logprobs: [n, 1 + k] float32, of the raw (unfiltered) distribution, or what else
+            `ModelConfig.logprobs_mode` says.
         ranks: [n] int32, rank of the token in column 0, from 1.
     """
 
@@ -55,6 +56,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         prompt_token_ids: at least one id.
         sampling_params: with `seed` always set (drawn at admission if the user gave none).
         eos_token_ids: the model's end ids; the core stops on them unless `ignore_eos`.
+        bad_words_token_ids: each spelling of each of the parameters' `bad_words`, as ids.
         sample_index: which of n completions; part of the key of the random stream.
         fork_of: request id of completion 0, whose prompt KV this one shares; None for itself.
         priority: lower runs first (policy "priority").
@@ -69,6 +71,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     sampling_params: SamplingParams | None = None
     pooling_params: PoolingParams | None = None
     eos_token_ids: list[int] = []
+    bad_words_token_ids: list[list[int]] = []
     arrival_time: float = 0.0
     sample_index: int = 0
     fork_of: str | None = None
@@ -145,7 +148,7 @@ class Logprob:
     """Log probability of one token at one position.
 
     Attributes:
-        logprob: natural log, of the raw distribution.
+        logprob: natural log, of the raw distribution (or see `ModelConfig.logprobs_mode`).
         rank: from 1; None where it was not asked for.
         decoded_token: its text; None without detokenizing.
     """
@@ -187,6 +190,8 @@ class RequestOutput:
     Attributes:
         prompt: the text, where the prompt was given as text.
         num_cached_tokens: prompt tokens that came from the prefix cache (completion 0).
+        prompt_logprobs: per prompt token {token id: Logprob}, the token itself first; None for the
+            first, which nothing comes before. None if not asked for, or if the request ended early.
     """
 
     request_id: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -20,25 +21,28 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_LENGTH = 4096
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGPROBS = 1024
+MAX_LOGIT_BIAS = 100.0
+MAX_BAD_WORDS = 128
+MAX_BAD_WORDS_TOKENS = 1024
+MAX_BAD_WORD_LENGTH = 4096
+MAX_PENALTY = 3.4e38
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
+_MAX_TOKEN_ID = 2**31 - 1
+_MAX_ID_DIGITS = 10
 
 # Fields that exist in vLLM and whose stage Octavo does not have yet, with their neutral values.
 _NOT_YET: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "repetition_penalty": (1.0,),
-    "prompt_logprobs": (None,),
     "logprob_token_ids": (None,),
     "structured_outputs": (None,),
-    "logit_bias": (None, {}),
-    "allowed_token_ids": (None,),
-    "bad_words": (None, []),
     "thinking_token_budget": (None,),
     "repetition_detection": (None,),
     "extra_args": (None,),
 }
-_INTS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
-_FLOATS = ("temperature", "top_p", "min_p")
+_INTS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+_FLOATS = (
+    *("temperature", "top_p", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -70,6 +74,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         spaces_between_special_tokens: accepted as True only (kept for vLLM's callers).
         include_stop_str_in_output: keep the stop string (or stop token's text) at the end.
         output_kind: see `RequestOutputKind`.
+        presence_penalty: -2…2, taken from the logits of all tokens that are in the output.
+        frequency_penalty: -2…2, the same, times the number of their occurrences.
+        repetition_penalty: above 0; divides positive logits of the tokens in prompt and output, and
+            multiplies negative ones (Keskar et al., *CTRL*, 2019).
+        prompt_logprobs: None, or how many alternatives per token of the prompt beside the token
+            itself; -1 is all. Such a request computes all of its prompt itself.
+        logit_bias: token id → number added to its logit, cut to -100…100. Ids may be strings.
+        allowed_token_ids: only these may be sampled.
+        bad_words: what may not be generated, at the beginning of a word or after a space: the last
+            token of each is masked where the output ends with those before it.
 
     The remaining fields are vLLM's and refused unless neutral (see the README's table).
     """
@@ -142,6 +156,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             setattr(self, name, _plain_int(getattr(self, name)))
         for name in _FLOATS:
             setattr(self, name, _plain_float(getattr(self, name)))
+        if isinstance(self.logit_bias, Mapping):
+            self.logit_bias = _plain_bias(self.logit_bias)
+        if isinstance(self.allowed_token_ids, (list, tuple, set, frozenset)):
+            self.allowed_token_ids = [_plain_int(i) for i in self.allowed_token_ids]
+        if isinstance(self.bad_words, (list, tuple)):
+            self.bad_words = list(self.bad_words)
         if type(self.seed) is int and self.seed == -1:
             self.seed = None
         if type(self.top_k) is int and self.top_k == -1:
@@ -163,8 +183,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}",
                 param="min_tokens",
             )
-        if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, -1, MAX_LOGPROBS, note="-1 is all")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (k := getattr(self, name)) is not None:
+                _check_int(name, k, -1, MAX_LOGPROBS, note="-1 is all")
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, MAX_PENALTY, low_open=True)
         for name in (
             "ignore_eos",
             "detokenize",
@@ -186,6 +210,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 param="output_kind",
             )
         self._check_stop()
+        self._check_logit_bias()
+        self._check_allowed_token_ids()
+        self._check_bad_words()
 
     def _check_stop(self) -> None:
         stop = self.stop
@@ -225,19 +252,75 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                     param="stop_token_ids",
                 )
 
+    def _check_logit_bias(self) -> None:
+        bias = self.logit_bias
+        if bias is None:
+            return
+        if not isinstance(bias, dict):
+            raise RequestError(
+                f"logit_bias={shown(bias)} must map token ids to numbers", param="logit_bias"
+            )
+        for token_id, value in bias.items():
+            _check_id("logit_bias", token_id)
+            if type(value) is not float or value != value:
+                raise RequestError(
+                    f"logit_bias gives token {token_id} the bias {shown(value)}; it must be a "
+                    "number",
+                    param="logit_bias",
+                )
+
+    def _check_allowed_token_ids(self) -> None:
+        ids = self.allowed_token_ids
+        if ids is None:
+            return
+        if not isinstance(ids, list) or not ids:
+            raise RequestError(
+                f"allowed_token_ids={shown(ids)} must be a list of at least one token id",
+                param="allowed_token_ids",
+            )
+        for token_id in ids:
+            _check_id("allowed_token_ids", token_id)
+
+    def _check_bad_words(self) -> None:
+        words = self.bad_words
+        if words is None:
+            return
+        if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
+            raise RequestError(
+                f"bad_words={shown(words)} must be a list of strings", param="bad_words"
+            )
+        if len(words) > MAX_BAD_WORDS:
+            raise RequestError(
+                f"bad_words has {len(words)} words; at most {MAX_BAD_WORDS}", param="bad_words"
+            )
+        if any(not w for w in words):
+            raise RequestError("bad_words holds an empty string; leave it out", param="bad_words")
+        if any(len(w) > MAX_BAD_WORD_LENGTH for w in words):
+            raise RequestError(
+                f"a word of bad_words is longer than {MAX_BAD_WORD_LENGTH} characters",
+                param="bad_words",
+            )
+        if any("\ud800" <= char <= "\udfff" for w in words for char in w):
+            raise RequestError(
+                f"bad_words={shown(words)} holds half a surrogate pair, which no text has",
+                param="bad_words",
+            )
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Check the ids in this struct against a model. Raises RequestError."""
-        for i in self.stop_token_ids or ():
-            if not 0 <= i < vocab_size:
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for i in getattr(self, name) or ():
+                if not 0 <= i < vocab_size:
+                    raise RequestError(
+                        f"{name} holds {shown(i)}; the model's ids are 0…{vocab_size - 1}",
+                        param=name,
+                    )
+        for name in ("logprobs", "prompt_logprobs"):
+            k = getattr(self, name)
+            if k is not None and k > vocab_size:
                 raise RequestError(
-                    f"stop_token_ids holds {shown(i)}; the model's ids are 0…{vocab_size - 1}",
-                    param="stop_token_ids",
+                    f"{name}={k} is more than the vocabulary of {vocab_size}; use -1", param=name
                 )
-        if self.logprobs is not None and self.logprobs > vocab_size:
-            raise RequestError(
-                f"logprobs={self.logprobs} is more than the vocabulary of {vocab_size}; use -1",
-                param="logprobs",
-            )
 
 
 def _plain_int(value: Any) -> Any:
@@ -254,6 +337,33 @@ def _plain_float(value: Any) -> Any:
         return float(value)
     except OverflowError:
         return value
+
+
+def _plain_bias(bias: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Keys as int, strings of digits included; numbers as float, cut to ±MAX_LOGIT_BIAS."""
+    plain = {_plain_key(key): _plain_float(value) for key, value in bias.items()}
+    if len(plain) < len(bias):
+        raise RequestError("logit_bias names a token id twice", param="logit_bias")
+    return {
+        key: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, value))
+        if type(value) is float and value == value
+        else value
+        for key, value in plain.items()
+    }
+
+
+def _plain_key(key: Any) -> Any:
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MAX_ID_DIGITS:
+        return int(key)
+    return _plain_int(key)
+
+
+def _check_id(name: str, token_id: object) -> None:
+    if type(token_id) is not int or not 0 <= token_id <= _MAX_TOKEN_ID:
+        raise RequestError(
+            f"{name} holds {shown(token_id)}, which is no token id: an integer from 0 on",
+            param=name,
+        )
 
 
 def _check_int(name: str, value: object, low: int, high: int, note: str = "") -> None:

@@ -32,6 +32,7 @@ class NewRequestData:
         block_ids: per KV group, all blocks it has.
         num_computed_tokens: tokens whose KV is already in those blocks.
         stop_ids: ids to mask while fewer than `min_tokens` are out.
+        bad_words_token_ids: see `EngineRequest`.
     """
 
     request_id: str
@@ -43,6 +44,7 @@ class NewRequestData:
     pooling_params: PoolingParams | None = None
     sample_index: int = 0
     stop_ids: list[int] = field(default_factory=list)
+    bad_words_token_ids: list[list[int]] = field(default_factory=list)
     lora_name: str | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 

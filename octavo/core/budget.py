@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+MAX_PROMPT_LOGPROBS = 1 << 20
+"""Log probabilities of prompts in one step's results: 8 MB."""
+
 
 class TokenBudget:
     """Gives out the tokens of a step.
@@ -14,25 +17,32 @@ class TokenBudget:
         remaining: not given out yet.
     """
 
-    __slots__ = ("_threshold", "remaining")
+    __slots__ = ("_num_logprobs", "_threshold", "remaining")
 
     def __init__(self, num_tokens: int, long_prefill_token_threshold: int) -> None:
         self.remaining = num_tokens
         self._threshold = long_prefill_token_threshold or num_tokens
+        self._num_logprobs = MAX_PROMPT_LOGPROBS
 
-    def chunk(self, num_wanted: int, num_behind: int = 0) -> int:
+    def chunk(self, num_wanted: int, num_behind: int = 0, logprobs_per_token: int = 0) -> int:
         """How many of `num_wanted` tokens a request gets now; at least one while any remain.
 
         Args:
             num_behind: running requests that come after it. One token is left for each, so that a
                 long prompt ahead of them does not make decoding requests skip a step.
+            logprobs_per_token: log probabilities that come of every token, where it is a prompt's.
+                When all are given out, a token per request goes on.
         """
         if num_wanted == 1:
             return 1 if self.remaining else 0
         share = self.remaining - num_behind
         if share < 1:
             share = min(1, self.remaining)
-        return min(num_wanted, share, self._threshold)
+        num_tokens = min(num_wanted, share, self._threshold)
+        if logprobs_per_token and num_tokens:
+            num_tokens = min(num_tokens, max(1, self._num_logprobs // logprobs_per_token))
+            self._num_logprobs = max(0, self._num_logprobs - num_tokens * logprobs_per_token)
+        return num_tokens
 
     def num_drafts(self, num_tokens: int, num_behind: int) -> int:
         """How many drafts fit beside the `num_tokens` tokens of the same request."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from octavo.core.block_pool import Block
 
 _MAX_TOKEN_ID = 2**31 - 1
+_LARGEST_VOCABULARY = 2**18  # where all log probabilities are asked for, at most so many
 
 Ending = tuple[FinishReason, "int | None"]
 """(why a request ends, the stop token id if one ended it)."""
@@ -92,6 +93,7 @@ class Request:
         has_output: whether its user has heard of it.
         has_failed: whether it ended with an error: what it computed is not to be trusted.
         num_cached_tokens: prompt tokens that the prefix cache held when it was first admitted.
+        logprobs_per_prompt_token: how many log probabilities come of every token of its prompt.
         num_preemptions: how often it lost its blocks.
         num_overtaken: requests behind it that were admitted while it did not fit.
         num_prompt_logprobs_sent: prompt tokens whose logprobs the user has.
@@ -114,6 +116,7 @@ class Request:
         "is_pooling",
         "is_sharing",
         "last_admitted_step",
+        "logprobs_per_prompt_token",
         "max_num_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
@@ -163,7 +166,12 @@ class Request:
         stop_ids = (params.stop_token_ids if params is not None else None) or ()
         self.all_stop_token_ids = self.eos_token_ids.union(stop_ids)
         # KV holds no logits, so cached tokens would lack their logprobs.
-        self.skips_prefix_cache = params is not None and params.prompt_logprobs is not None
+        prompt_logprobs = None if params is None else params.prompt_logprobs
+        self.skips_prefix_cache = prompt_logprobs is not None
+        self.logprobs_per_prompt_token = 0
+        if prompt_logprobs is not None:
+            k = _LARGEST_VOCABULARY if prompt_logprobs == -1 else prompt_logprobs
+            self.logprobs_per_prompt_token = 1 + k
 
         self.block_tables: tuple[BlockTable, ...] = tuple([] for _ in range(num_groups))
         self.num_cached_blocks = 0

@@ -189,7 +189,7 @@ class Scheduler:
                 continue
             num_behind = len(requests) - index
             if num_wanted > 1:
-                num_tokens = budget.chunk(num_wanted, num_behind)
+                num_tokens = budget.chunk(num_wanted, num_behind, request.logprobs_per_prompt_token)
             drafts = NO_DRAFTS
             if request.spec_token_ids and num_tokens == num_wanted:
                 drafts = request.usable_drafts()[: budget.num_drafts(num_tokens, num_behind)]
@@ -291,7 +291,7 @@ class Scheduler:
     def _admit(self, request: Request, prefix: Prefix, plan: StepPlan) -> bool:
         """Let a waiting request run; False if a hook allows it no token now."""
         num_wanted = request.num_tokens - prefix.num_tokens
-        num_tokens = plan.budget.chunk(num_wanted)
+        num_tokens = plan.budget.chunk(num_wanted, 0, request.logprobs_per_prompt_token)
         if self._hooks:
             num_tokens = self._hooks.clamp(request, num_tokens)
             if not num_tokens:

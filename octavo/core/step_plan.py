@@ -115,6 +115,7 @@ class StepPlan:
                 pooling_params=wire.pooling_params,
                 sample_index=wire.sample_index,
                 stop_ids=sorted(request.all_stop_token_ids) if masks_stops else [],
+                bad_words_token_ids=wire.bad_words_token_ids,
                 lora_name=wire.lora_name,
                 extras=wire.extras,
             )

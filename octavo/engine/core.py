@@ -27,6 +27,7 @@ from octavo.contracts.messages import (
 from octavo.contracts.step import RunnerOutput, SchedulerOutput
 from octavo.core.block_hash import load_hash_secret
 from octavo.core.scheduler import Scheduler
+from octavo.engine.bad_words import check_bad_words
 from octavo.errors import ConfigError, EngineDeadError, OctavoError, RequestError
 from octavo.executor.base import Executor
 from octavo.log import get_logger
@@ -231,13 +232,19 @@ def _check_request(request: EngineRequest, vocab_size: int) -> None:
     if request.extras:
         raise RequestError(f"extras {sorted(request.extras)} are unknown", param="extras")
     for name in ("prompt_token_ids", "eos_token_ids"):
-        ids = getattr(request, name)
-        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-            wrong = next(i for i in ids if not 0 <= i < vocab_size)
-            raise RequestError(
-                f"{name} holds {wrong}; the model's ids are 0…{vocab_size - 1}", param=name
-            )
+        _check_ids(name, getattr(request, name), vocab_size)
+    for ids in request.bad_words_token_ids:
+        _check_ids("bad_words_token_ids", ids, vocab_size)
+    check_bad_words(request.bad_words_token_ids)
     params.check_vocabulary(vocab_size)
+
+
+def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        wrong = next(i for i in ids if not 0 <= i < vocab_size)
+        raise RequestError(
+            f"{name} holds {wrong}; the model's ids are 0…{vocab_size - 1}", param=name
+        )
 
 
 def _is_empty(step: SchedulerOutput) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 from octavo.config.sections import ModelConfig
 from octavo.contracts.messages import EngineRequest, engine_request_ids
 from octavo.contracts.sampling_params import SamplingParams
+from octavo.engine.bad_words import encode_bad_words
 from octavo.errors import ModelError, PromptTooLongError, RequestError, shown
 
 if TYPE_CHECKING:
@@ -158,15 +159,21 @@ class InputProcessor:
         _check_cache_salt(salt)
         params = msgspec.structs.replace(params)  # checks it anew: fields can be set
         params.check_vocabulary(self._vocab_size)
+        bad_words = encode_bad_words(params.bad_words or (), self._tokenizer, self._vocab_size)
         params = self._complete(params, len(token_ids))
         ids = engine_request_ids(request_id, params.n)
+        # One completion is enough to tell about the prompt; the others share what it computed.
+        others = params
+        if params.prompt_logprobs is not None:
+            others = msgspec.structs.replace(params, prompt_logprobs=None)
         now = time.monotonic()
         requests = [
             EngineRequest(
                 request_id=engine_id,
                 prompt_token_ids=token_ids,
-                sampling_params=params,
+                sampling_params=params if i == 0 else others,
                 eos_token_ids=self._eos_token_ids,
+                bad_words_token_ids=bad_words,
                 arrival_time=now,
                 sample_index=i,
                 fork_of=ids[0] if i else None,

@@ -185,6 +185,8 @@ class EngineMetrics:
             sequence = sequences.get(output.request_id)
             if sequence is None:
                 continue
+            if output.queue_time is not None:
+                sequence.scheduled = sequence.arrival + output.queue_time
             if output.new_token_ids:
                 if sequence.num_generated:
                     inter_token.observe(now - sequence.last_token)
@@ -193,8 +195,6 @@ class EngineMetrics:
                     self._time_to_first.observe(now - sequence.arrival)
                     if self.on_started is not None:
                         self.on_started(output.request_id)
-                    if output.queue_time is not None:
-                        sequence.scheduled = sequence.arrival + output.queue_time
                 sequence.last_token = now
                 sequence.num_generated += len(output.new_token_ids)
             if output.finish_reason is not None:
@@ -230,7 +230,7 @@ class EngineMetrics:
         observe("e2e_request_latency_seconds", now - sequence.arrival)
         observe("request_prompt_tokens", sequence.num_prompt)
         observe("request_generation_tokens", sequence.num_generated)
-        if sequence.scheduled is not None:
+        if sequence.scheduled is not None and sequence.num_generated:
             observe("request_queue_time_seconds", sequence.scheduled - sequence.arrival)
             observe("request_prefill_time_seconds", sequence.first_token - sequence.scheduled)
             observe("request_inference_time_seconds", sequence.last_token - sequence.scheduled)

@@ -138,6 +138,10 @@ class _Request:
         self.prompt_token_ids = request.prompt_token_ids
         self.kind = request.params.output_kind
         self.num_cached_tokens = 0
+        # Of the first token, that nothing comes before, there is none.
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = (
+            None if request.params.prompt_logprobs is None else [None]
+        )
         self.completions = [
             _Completion(self, index, r.request_id, request.params, tokenizer)
             for index, r in enumerate(request.engine_requests)
@@ -148,11 +152,21 @@ class _Request:
     def finished(self) -> bool:
         return self.num_unfinished == 0
 
+    @property
+    def is_prompt_reported(self) -> bool:
+        """Whether the prompt's log probabilities, if asked for, are all there."""
+        return self.prompt_logprobs is None or (
+            len(self.prompt_logprobs) == len(self.prompt_token_ids)
+        )
+
     def make_output(self) -> RequestOutput | None:
         """What the user is due now, by `output_kind`: DELTA has only completions with news, the
-        others have all; FINAL_ONLY is silent until all have ended."""
-        finished = self.finished
-        if self.kind is RequestOutputKind.FINAL_ONLY and not finished:
+        others have all; FINAL_ONLY is silent until all have ended. Nothing is told before the
+        prompt's log probabilities are complete."""
+        finished, complete = self.finished, self.is_prompt_reported
+        if not finished and (self.kind is RequestOutputKind.FINAL_ONLY or not complete):
+            return None
+        if not any(c.changed for c in self.completions):
             return None
         delta = self.kind is RequestOutputKind.DELTA
         return RequestOutput(
@@ -162,6 +176,7 @@ class _Request:
             outputs=[c.report(delta) for c in self.completions if c.changed or not delta],
             finished=finished,
             num_cached_tokens=self.num_cached_tokens,
+            prompt_logprobs=self.prompt_logprobs if complete else None,
         )
 
 
@@ -197,9 +212,13 @@ class _Completion:
 
     def take(self, output: EngineOutput) -> None:
         """Append what a step brought."""
-        self.changed = True
-        if self.index == 0 and not self._token_ids:
+        if self.index == 0 and output.num_cached_tokens:
             self.request.num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            self._take_prompt_logprobs(output.prompt_logprobs)
+            if not output.new_token_ids and output.finish_reason is None:
+                return
+        self.changed = True
         ended = output.finish_reason
         piece = self._detokenizer.push(
             output.new_token_ids, stop_token=ended is FinishReason.STOP, finished=ended is not None
@@ -216,6 +235,7 @@ class _Completion:
 
     def fail(self, error: str) -> None:
         """End it with what has been shown so far."""
+        self.changed = True
         self.finish_reason, self._error = FinishReason.ERROR, error
 
     def abort(self) -> None:
@@ -245,14 +265,27 @@ class _Completion:
     def _take_logprobs(self, rows: LogprobRows, num_tokens: int) -> None:
         assert self._logprobs is not None
         assert self._cumulative_logprob is not None
+        self._logprobs += self._entries(rows, num_tokens)
+        self._cumulative_logprob = sum(
+            rows.logprobs[:num_tokens, 0].tolist(), self._cumulative_logprob
+        )
+
+    def _take_prompt_logprobs(self, rows: LogprobRows) -> None:
+        if self.request.prompt_logprobs is not None and self.index == 0:
+            self.request.prompt_logprobs += self._entries(rows, len(rows))
+
+    def _entries(self, rows: LogprobRows, count: int) -> list[dict[int, Logprob]]:
+        """The first `count` rows: {token id: Logprob}, the token itself first, then the others by
+        rank."""
+        entries = []
         ids, logprobs = rows.token_ids.tolist(), rows.logprobs.tolist()
-        for i, rank in enumerate(rows.ranks.tolist()[:num_tokens]):
+        for i, rank in enumerate(rows.ranks.tolist()[:count]):
             entry = {ids[i][0]: Logprob(logprobs[i][0], rank, self._text_of(ids[i][0]))}
             for k, (token_id, logprob) in enumerate(zip(ids[i][1:], logprobs[i][1:]), start=1):
                 if token_id not in entry:
                     entry[token_id] = Logprob(logprob, k, self._text_of(token_id))
-            self._logprobs.append(entry)
-            self._cumulative_logprob += logprobs[i][0]
+            entries.append(entry)
+        return entries
 
     def _text_of(self, token_id: int) -> str | None:
         """A token's own text; U+FFFD where it is a part of a character."""

@@ -30,6 +30,7 @@ import numpy as np
 
 from octavo.contracts.kv_spec import BlockCopy, KVCacheConfig
 from octavo.contracts.tensor import DType, HostTensor
+from octavo.kernels.sampling_ops import SamplingOps
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -292,57 +293,6 @@ class KVCache(ABC):
     @abstractmethod
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Zero pages in every tensor."""
-
-
-# ------------------------------------------------------------------------ sampling
-
-
-@dataclass(slots=True, kw_only=True)
-class SamplingRows:
-    """Parameters per logits row, as columns.
-
-    Attributes:
-        temperature: [R] float32, 0 = greedy.
-        top_k: [R] int32, 0 = off. top_p, min_p: [R] float32.
-        seed: [R] uint64. sample_index, position: [R] int32. Together the key of the row's draw:
-            position is the absolute position of the token to be sampled.
-    """
-
-    temperature: np.ndarray
-    top_k: np.ndarray
-    top_p: np.ndarray
-    min_p: np.ndarray
-    seed: np.ndarray
-    sample_index: np.ndarray
-    position: np.ndarray
-
-
-class SamplingOps(ABC):
-    """Ops on logits [R, vocab] float32 as `Graph.replay` returns them. Rows are independent.
-
-    The draw (`sample`), the same in every back end: one uniform number u per row from the
-    counter-based stream (`kernels.rng`), and inverse transform in order of token id over the
-    weights exp((logit - max) / T) of the tokens that top-k, top-p and min-p keep: the first id
-    whose running sum exceeds u * total (sums in float64). Filters: temperature, then min_p relative
-    to the most likely, then top-k, then top-p over what top-k kept (vLLM's order); the most likely
-    token always stays; ties in a cut go to the lower id.
-    """
-
-    @abstractmethod
-    def mask(self, logits: Any, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """logits[rows[i], token_ids[i]] = -inf, in place. Both [n] int32."""
-
-    @abstractmethod
-    def sample(self, logits: Any, rows: SamplingRows) -> np.ndarray:
-        """Token ids [R] int32; temperature 0 takes the argmax, ties to the lowest id."""
-
-    @abstractmethod
-    def logprobs(
-        self, logits: Any, rows: np.ndarray, token_ids: np.ndarray, k: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """log softmax of the chosen rows [n]. Column 0 is token_ids[i], then the k best (ties to
-        the lower id). Returns ids [n, 1+k] int32, logprobs [n, 1+k] float32, ranks [n] int32
-        (1 + the number of tokens with a larger logit)."""
 
 
 # ------------------------------------------------------------------------ back end

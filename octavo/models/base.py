@@ -19,8 +19,9 @@ class CausalLM(ABC):
 
     Life: `from_config` → weights stream into `slots` → `bind` → `forward` is captured.
 
-    A model may be a stage of a pipeline: some of the layers. A stage that is not the first takes
-    the input "hidden_states" [T, hidden_size] float32, one that is not the last gives it out.
+    A model may be a stage of a pipeline: some of the layers. Each gives out "hidden_states"
+    [T, hidden_size] float32, the residual stream after its last layer, and each but the first takes
+    it as an input. The last one, the only one with a head, also gives "logits" of chosen rows.
     """
 
     vocab_size: int
@@ -59,4 +60,9 @@ class CausalLM(ABC):
 
     @abstractmethod
     def forward(self, ops: Ops) -> None:
-        """Call ops; the last one is `ops.output("logits", …)` (or "hidden_states", see above)."""
+        """Call ops; see above for its inputs and outputs."""
+
+    @abstractmethod
+    def head(self, ops: Ops) -> None:
+        """The last stage's part from the input "hidden_states" to the output "logits", as in
+        `forward`: logits of rows that come back later (prompt log probabilities)."""

@@ -271,8 +271,14 @@ class LlamaForCausalLM(Module, CausalLM):
             x = ops.input("hidden_states", self._config.hidden_size)
         for layer in self.layers:
             x = layer(ops, x)
-        if not self._last:
-            ops.output("hidden_states", x)
-            return
+        ops.output("hidden_states", x)
+        if self._last:
+            self._logits(ops, x)
+
+    def head(self, ops: Ops) -> None:
+        self._logits(ops, ops.input("hidden_states", self._config.hidden_size))
+
+    def _logits(self, ops: Ops, x: Value) -> None:
+        """x [T, D] float32, the residual stream."""
         x = self.norm(ops, ops.select_rows(x))
         ops.output("logits", self.lm_head(ops, x))

@@ -11,7 +11,7 @@ from octavo.contracts.features import RunnerFeature
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.step import NewRequestData
 from octavo.errors import RequestError
-from octavo.kernels.ops import SamplingRows
+from octavo.kernels.sampling_ops import SamplingRows
 
 
 class StagedColumns:

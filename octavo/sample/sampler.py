@@ -1,9 +1,10 @@
 """Sampling: from a step's logits to token ids and log probabilities.
 
-The order is vLLM's: log probabilities are those of the raw logits; then the stop ids of requests
-below `min_tokens` are masked; then each row is drawn (greedy where its temperature is 0). A stage
-that no request in the batch needs costs nothing. A stage is a small class with state per row of the
-persistent batch and `RunnerFeature`'s life cycle.
+The order is vLLM's. Log probabilities are those of the raw logits. Then the logits are edited:
+allowed ids, bad words, stop ids of requests below `min_tokens`, biases, penalties. Then each row is
+drawn (greedy where its temperature is 0): temperature, min-p, top-k, top-p. A stage that no request
+in the batch needs costs nothing. A stage is a small class with state per row of the persistent
+batch and `RunnerFeature`'s life cycle.
 """
 
 from __future__ import annotations
@@ -13,96 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from octavo.config.sections import LogprobsMode
 from octavo.contracts.features import RunnerFeature
 from octavo.contracts.messages import LogprobRows
-from octavo.contracts.step import NewRequestData
-from octavo.kernels.ops import Backend, SamplingOps
-from octavo.sample.params_state import (
-    DrawParams,
-    StagedColumns,
-    sampling_params_of,
+from octavo.kernels.ops import Backend
+from octavo.sample.logit_ops import AllowedTokens, BadWords, LogitBias, MinTokens
+from octavo.sample.logprobs import Logprobs
+from octavo.sample.params_state import DrawParams
+from octavo.sample.penalties import Penalties
+from octavo.sample.stage import LogitsStage, SampleBatch
+
+_NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
+_NOTHING_LEFT = (
+    "no token may come next: allowed_token_ids, bad_words and min_tokens together exclude all"
 )
-
-
-class MinTokens(RunnerFeature):
-    """Masks a request's stop ids while fewer than `min_tokens` tokens are out."""
-
-    def __init__(self, num_rows: int, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._until = StagedColumns(num_rows, np.int32)  # first position where the end may come
-        self._stop_ids: dict[int, np.ndarray] = {}
-
-    def add_request(self, row: int, request: NewRequestData) -> None:
-        params = sampling_params_of(request)
-        stop_ids = [i for i in request.stop_ids if 0 <= i < self._vocab_size]
-        until = request.num_prompt_tokens + params.min_tokens
-        if params.min_tokens > 0 and stop_ids:
-            self._stop_ids[row] = np.array(sorted(set(stop_ids)), dtype=np.int32)
-            self._until.stage(row, min(until, np.iinfo(np.int32).max))
-        else:
-            self._until.stage(row, 0)
-
-    def remove_request(self, row: int) -> None:
-        self._stop_ids.pop(row, None)
-
-    def apply_staged_writes(self) -> None:
-        self._until.apply()
-
-    def entries(
-        self, rows: np.ndarray, positions: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        """What to mask, as (logits row, token id) pairs: two [n] int32; None for nothing."""
-        if not self._stop_ids:
-            return None
-        masked = np.flatnonzero(positions < self._until.columns[0][rows])
-        if not len(masked):
-            return None
-        ids = [self._stop_ids[row] for row in rows[masked].tolist()]
-        return np.repeat(masked, [len(i) for i in ids]).astype(np.int32), np.concatenate(ids)
-
-
-class Logprobs(RunnerFeature):
-    """Log probabilities of the sampled token and of the k most likely."""
-
-    def __init__(self, num_rows: int, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._k_plus_1 = StagedColumns(num_rows, np.int32)  # 0: not asked for
-        self._rows: set[int] = set()
-
-    def add_request(self, row: int, request: NewRequestData) -> None:
-        k = sampling_params_of(request).logprobs
-        if k is None:
-            self._k_plus_1.stage(row, 0)
-            return
-        self._k_plus_1.stage(row, 1 + (self._vocab_size if k == -1 else min(k, self._vocab_size)))
-        self._rows.add(row)
-
-    def remove_request(self, row: int) -> None:
-        self._rows.discard(row)
-
-    def apply_staged_writes(self) -> None:
-        self._k_plus_1.apply()
-
-    def wanted(self, rows: np.ndarray) -> np.ndarray | None:
-        """1 + k per logits row, 0 where not asked for: [R]; None where nothing is."""
-        if not self._rows:
-            return None
-        wanted = self._k_plus_1.columns[0][rows]
-        return wanted if wanted.any() else None
-
-    @staticmethod
-    def gather(
-        ops: SamplingOps, logits: Any, wanted: np.ndarray, token_ids: np.ndarray
-    ) -> dict[int, LogprobRows]:
-        """Logits row → its log probabilities (one row each), for all rows where wanted > 0."""
-        gathered: dict[int, LogprobRows] = {}
-        for width in np.unique(wanted[wanted > 0]).tolist():
-            rows = np.flatnonzero(wanted == width).astype(np.int32)
-            ids, logprobs, ranks = ops.logprobs(logits, rows, token_ids[rows], width - 1)
-            for i, row in enumerate(rows.tolist()):
-                one = slice(i, i + 1)
-                gathered[row] = LogprobRows(ids[one], logprobs[one], ranks[one])
-        return gathered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +36,12 @@ class SampledRows:
 
     Attributes:
         token_ids: [R] int32; no token's id where the row failed.
-        failed: logits rows without a token: their logits are not finite.
+        failed: logits rows without a token, and why.
         logprobs: logits row → its log probabilities, where asked for.
     """
 
     token_ids: np.ndarray
-    failed: frozenset[int] = frozenset()
+    failed: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, LogprobRows] = field(default_factory=dict)
 
 
@@ -125,49 +50,88 @@ class Sampler:
 
     Args:
         num_rows: rows of the persistent batch.
+        logprobs_mode: what log probabilities are reported: of the raw logits or of the processed
+            ones, that the token was drawn from; or these logits themselves.
     """
 
-    def __init__(self, backend: Backend, *, num_rows: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        num_rows: int,
+        vocab_size: int,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
+    ) -> None:
         self._backend = backend
         self._vocab_size = vocab_size
+        self._is_raw = logprobs_mode.startswith("raw")
+        self._is_normalized = logprobs_mode.endswith("logprobs")
+        self._edits: tuple[LogitsStage, ...] = (
+            AllowedTokens(num_rows, vocab_size),
+            BadWords(num_rows),
+            MinTokens(num_rows, vocab_size),
+            LogitBias(num_rows),
+            Penalties(num_rows),
+        )
         self._draws = DrawParams(num_rows)
-        self._min_tokens = MinTokens(num_rows, vocab_size)
         self._logprobs = Logprobs(num_rows, vocab_size)
-        self.stages: tuple[RunnerFeature, ...] = (self._draws, self._min_tokens, self._logprobs)
+        self.stages: tuple[RunnerFeature, ...] = (*self._edits, self._draws, self._logprobs)
 
-    def sample(self, logits: Any, rows: np.ndarray, positions: np.ndarray) -> SampledRows:
+    def sample(self, logits: Any, batch: SampleBatch) -> SampledRows:
         """One token per logits row.
 
         Args:
-            logits: the back end's array [R, vocab] float32; unchanged only where nothing is masked.
-            rows: [R] the row of the persistent batch that each logits row belongs to.
-            positions: [R] absolute position of the token to be sampled.
+            logits: the back end's array [R, vocab] float32; it is changed.
         """
         ops = self._backend.sampling
-        wanted = self._logprobs.wanted(rows)
-        masked = self._min_tokens.entries(rows, positions)
-        raw = None
-        if masked is not None:
-            if wanted is not None:
-                raw = logits[masked]  # a copy
-            ops.mask(logits, *masked)
-        token_ids = ops.sample(logits, self._draws.gather(rows, positions))
-        failed = self._not_finite(logits, token_ids)
+        wanted = self._logprobs.wanted(batch.rows)
+        edits = [
+            (stage, edited)
+            for stage in self._edits
+            if (edited := stage.rows_to_edit(batch)) is not None
+        ]
+        raw = self._copy_raw(logits, wanted, edits) if edits and wanted is not None else None
+        for stage, edited in edits:
+            stage.apply(ops, logits, batch, edited)
+        token_ids = ops.sample(logits, self._draws.gather(batch.rows, batch.positions))
+        failed = self._failures(logits, token_ids)
         if wanted is None:
             return SampledRows(token_ids=token_ids, failed=failed)
-        if raw is not None:
-            logits[masked] = raw
         wanted[list(failed)] = 0
-        return SampledRows(
-            token_ids=token_ids,
-            failed=failed,
-            logprobs=self._logprobs.gather(ops, logits, wanted, token_ids),
-        )
+        if raw is not None:
+            logits[raw[0]] = raw[1]
+        elif not self._is_raw:
+            self._process(logits, batch, np.flatnonzero(wanted))
+        logprobs = self._logprobs.gather(ops, logits, wanted, token_ids, self._is_normalized)
+        return SampledRows(token_ids=token_ids, failed=failed, logprobs=logprobs)
 
-    def _not_finite(self, logits: Any, token_ids: np.ndarray) -> frozenset[int]:
-        """Rows whose chosen logit is not finite: NaN spreads over the whole row (hidden states
-        with a NaN give a row of NaN), so that the chosen one tells."""
+    def _copy_raw(
+        self, logits: Any, wanted: np.ndarray, edits: list[tuple[LogitsStage, np.ndarray]]
+    ) -> tuple[np.ndarray, Any] | None:
+        """Rows whose raw logits are needed after they were edited: their indices, and a copy."""
+        if not self._is_raw:
+            return None
+        is_edited = np.zeros(len(wanted), dtype=bool)
+        for _, edited in edits:
+            is_edited[edited] = True
+        rows = np.flatnonzero(is_edited & (wanted > 0))
+        return (rows, logits[rows]) if len(rows) else None
+
+    def _process(self, logits: Any, batch: SampleBatch, rows: np.ndarray) -> None:
+        """Turn logits rows into what their tokens were drawn from."""
+        sampling = self._draws.gather(batch.rows[rows], batch.positions[rows])
+        self._backend.sampling.process(logits, rows.astype(np.int32), sampling)
+
+    def _failures(self, logits: Any, token_ids: np.ndarray) -> dict[int, str]:
+        """Rows whose chosen logit is not finite. NaN spreads over the whole row (hidden states with
+        a NaN give a row of NaN), so that the chosen one tells."""
         inside = np.clip(token_ids, 0, self._vocab_size - 1).astype(np.int64)
         chosen = self._backend.to_numpy(logits[np.arange(len(inside)), inside])
         good = np.isfinite(chosen) & (inside == token_ids)
-        return frozenset() if good.all() else frozenset(np.flatnonzero(~good).tolist())
+        if good.all():
+            return {}
+        failed = {}
+        for row in np.flatnonzero(~good).tolist():
+            values = self._backend.to_numpy(logits[row])
+            failed[row] = _NOTHING_LEFT if (values == -np.inf).all() else _NOT_FINITE
+        return failed

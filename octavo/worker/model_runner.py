@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from octavo.config.sections import LogprobsMode
 from octavo.contracts.features import RunnerFeature
 from octavo.contracts.kv_spec import NULL_BLOCK_ID
 from octavo.contracts.messages import LogprobRows
@@ -29,7 +30,9 @@ from octavo.contracts.step import (
 from octavo.errors import ConfigError, ModelError, RequestError
 from octavo.kernels.ops import Backend, Graph, KVCache, StepLimits
 from octavo.log import get_logger
+from octavo.sample.logprobs import PromptChunk, PromptLogprobs
 from octavo.sample.sampler import Sampler
+from octavo.sample.stage import SampleBatch
 from octavo.worker.request_state import RequestState
 from octavo.worker.step_batch import StepBatch, StepBatchBuilder
 
@@ -49,9 +52,12 @@ class ModelRunner:
     """Owns the persistent batch.
 
     Args:
-        graph: the captured forward, with a tap "logits" [R, vocab] float32.
+        graph: the captured forward, with taps "logits" [R, vocab] and "hidden_states" [T, D]
+            float32.
+        head: the captured head (`PromptLogprobs`).
         limits: what the graph was captured for.
         block_sizes: tokens per block, per KV group.
+        logprobs_mode: see `Sampler`.
         features: worker halves of features, called in this order.
     """
 
@@ -60,10 +66,12 @@ class ModelRunner:
         *,
         backend: Backend,
         graph: Graph,
+        head: Graph,
         kv: KVCache,
         limits: StepLimits,
         block_sizes: Sequence[int],
         vocab_size: int,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
         features: Sequence[RunnerFeature] = (),
     ) -> None:
         self._graph = graph
@@ -77,9 +85,15 @@ class ModelRunner:
         self._builder = StepBatchBuilder(
             max_tokens=limits.max_tokens, max_requests=limits.max_requests
         )
-        self._sampler = Sampler(backend, num_rows=limits.max_requests, vocab_size=vocab_size)
+        sizes = {"num_rows": limits.max_requests, "vocab_size": vocab_size}
+        self._sampler = Sampler(backend, logprobs_mode=logprobs_mode, **sizes)
+        self._prompt_logprobs = PromptLogprobs(backend, head, **sizes)
         self._features = tuple(features)
-        self._row_states: tuple[RunnerFeature, ...] = (*self._sampler.stages, *self._features)
+        self._row_states: tuple[RunnerFeature, ...] = (
+            *self._sampler.stages,
+            self._prompt_logprobs,
+            *self._features,
+        )
         self._failed: dict[str, str] = {}
         self._pending: _Pending | None = None
 
@@ -115,6 +129,8 @@ class ModelRunner:
             request_ids=list(pending.step.num_scheduled_tokens),
         )
         tokens = self._sample(pending, output) if pending.batch is not None else {}
+        if pending.batch is not None:
+            self._add_prompt_logprobs(pending.batch, pending.taps, output)
         output.sampled_token_ids = [tokens.get(r, []) for r in output.request_ids]
         if self._failed:
             output.errors.update(
@@ -213,7 +229,12 @@ class ModelRunner:
         if not len(batch.sample_index):
             return {}
         sampled = self._sampler.sample(
-            pending.taps["logits"], batch.logit_rows_of_state, batch.logit_positions
+            pending.taps["logits"],
+            SampleBatch(
+                rows=batch.logit_rows_of_state,
+                positions=batch.logit_positions,
+                token_ids=self._state.token_ids,
+            ),
         )
         self._state.write_sampled(
             batch.logit_rows_of_state, batch.logit_positions, sampled.token_ids
@@ -229,13 +250,42 @@ class ModelRunner:
                 draft = pending.step.scheduled_drafts[request_id]
                 rows = rows[: 1 + _num_accepted(token_ids[rows.start : rows.stop], draft)]
                 self._state.truncate(request_id, int(batch.logit_positions[rows[-1]]) + 1)
-            if sampled.failed and not sampled.failed.isdisjoint(rows):
-                self._fail(request_id, "the model's logits are not finite (NaN or infinity)")
+            why = next((sampled.failed[r] for r in rows if r in sampled.failed), None)
+            if why is not None:
+                self._fail(request_id, why)
                 continue
             tokens[request_id] = token_ids[rows.start : rows.stop]
             if rows[0] in sampled.logprobs:
                 output.logprobs[request_id] = _stacked([sampled.logprobs[r] for r in rows])
         return tokens
+
+    def _add_prompt_logprobs(
+        self, batch: StepBatch, taps: Mapping[str, Any], output: RunnerOutput
+    ) -> None:
+        """Of all prompt tokens in the step that another prompt token follows."""
+        asking = self._prompt_logprobs.find(batch.rows)
+        if asking is None:
+            return
+        state, bounds = self._state, batch.inputs.query_start.tolist()
+        chunks = []
+        for index in asking.tolist():
+            row, start = int(batch.rows[index]), bounds[index]
+            first = int(batch.inputs.positions[start])
+            num_left = int(state.num_prompt_tokens[row]) - 1 - first
+            count = min(bounds[index + 1] - start, num_left)
+            if count > 0:
+                chunks.append(
+                    PromptChunk(
+                        index=index,
+                        token_rows=np.arange(start, start + count),
+                        next_ids=state.token_ids[row, first + 1 : first + 1 + count],
+                    )
+                )
+        if not chunks:
+            return
+        gathered = self._prompt_logprobs.gather(taps["hidden_states"], batch.rows, chunks)
+        for index, rows in gathered.items():
+            output.prompt_logprobs[batch.request_ids[index]] = rows
 
 
 def _num_accepted(sampled: Sequence[int], draft: Sequence[int]) -> int:

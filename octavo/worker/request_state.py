@@ -110,6 +110,11 @@ class RequestState:
         for table in self.block_tables:
             table.apply_staged_writes()
 
+    def write_drafts(self, request_id: str, position: int, token_ids: Sequence[int]) -> None:
+        """Put drafts where the tokens will be that they guess. They are not counted."""
+        row = self.rows[request_id]
+        self.token_ids[row, position : position + len(token_ids)] = token_ids
+
     def write_sampled(self, rows: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
         """Keep token_ids[i] at positions[i] of rows[i]; a row's positions rise."""
         self.token_ids[rows, positions] = token_ids

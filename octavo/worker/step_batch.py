@@ -20,6 +20,7 @@ class StepBatch:
 
     Attributes:
         request_ids: [B], the batch's order.
+        rows: [B] int64, row of the persistent batch.
         inputs: what the graph replays.
         sample_index: [S] index into `request_ids`, ascending.
         num_logits: [S] logits rows of each.
@@ -28,6 +29,7 @@ class StepBatch:
     """
 
     request_ids: Sequence[str]
+    rows: np.ndarray
     inputs: StepInputs
     sample_index: np.ndarray
     num_logits: np.ndarray
@@ -63,19 +65,20 @@ class StepBatchBuilder:
 
         computed = state.num_computed_tokens[rows].astype(np.int64)
         seq_lens = computed + counts
+        if step.scheduled_drafts:
+            _write_drafts(state, request_ids, seq_lens, step.scheduled_drafts)
+        else:
+            assert (seq_lens <= state.num_tokens[rows]).all(), "a token was scheduled but not known"
         token_rows = np.repeat(rows, counts)
         positions = np.repeat(computed - query_start[:-1], counts) + self._counting[:num_tokens]
         token_ids = state.token_ids[token_rows, positions]
 
         index, num_logits = self._who_samples(step, request_ids)
         logit_rows = _last_rows(query_start[index + 1].astype(np.int64), num_logits)
-        if step.scheduled_drafts:
-            _put_drafts(token_ids, query_start, request_ids, step.scheduled_drafts)
-        else:
-            assert (seq_lens <= state.num_tokens[rows]).all(), "a token was scheduled but not known"
         longest = int(seq_lens.max())
         return StepBatch(
             request_ids=request_ids,
+            rows=rows,
             inputs=StepInputs(
                 token_ids=token_ids,
                 positions=positions.astype(np.int32),
@@ -111,14 +114,13 @@ def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.repeat(ends - before, counts) + np.arange(total)
 
 
-def _put_drafts(
-    token_ids: np.ndarray,
-    query_start: np.ndarray,
+def _write_drafts(
+    state: RequestState,
     request_ids: Sequence[str],
+    seq_lens: np.ndarray,
     drafts: Mapping[str, Sequence[int]],
 ) -> None:
-    """Drafts are a request's last scheduled tokens; they are not in the persistent batch."""
-    for i, request_id in enumerate(request_ids):
+    """Drafts are the last scheduled tokens of a request, up to its seq_lens [B]."""
+    for request_id, end in zip(request_ids, seq_lens.tolist()):
         if draft := drafts.get(request_id):
-            end = int(query_start[i + 1])
-            token_ids[end - len(draft) : end] = draft
+            state.write_drafts(request_id, end - len(draft), draft)

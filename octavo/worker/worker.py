@@ -19,6 +19,7 @@ from octavo.models.base import CausalLM
 from octavo.models.files import ModelFiles
 from octavo.models.loader import dummy_weights, load_weights
 from octavo.models.registry import build_model
+from octavo.sample.logprobs import HEAD_LIMITS
 from octavo.worker.free_memory import free_memory
 from octavo.worker.info import ExecutorInfo
 from octavo.worker.kv_planner import group_layers
@@ -78,14 +79,16 @@ class Worker:
         config = replace(config, model=replace(config.model, max_model_len=plan.max_model_len))
         kv_cache_config = KVCacheConfig(num_blocks=plan.num_blocks, groups=groups)
         limits = step_limits(config.scheduler, plan.max_model_len, groups)
-        kv, graph = _capture(model, backend, kv_cache_config, limits)
+        kv, graph, head = _capture(model, backend, kv_cache_config, limits)
         self._runner = ModelRunner(
             backend=backend,
             graph=graph,
+            head=head,
             kv=kv,
             limits=limits,
             block_sizes=[group.spec.block_size for group in groups],
             vocab_size=model.vocab_size,
+            logprobs_mode=config.model.logprobs_mode,
             features=self._features,
         )
         self._runner.warm_up()
@@ -129,7 +132,8 @@ class Worker:
         tokens_in_flight = scheduler.max_num_batched_tokens * scheduler.pipeline_depth
         max_model_len = plannable_length(available, config.model.max_model_len, is_given=is_given)
         smallest = KVCacheConfig(num_blocks=2, groups=groups)
-        _, graph = _capture(model, backend, smallest, step_limits(scheduler, max_model_len, groups))
+        limits = step_limits(scheduler, max_model_len, groups)
+        _, graph, head = _capture(model, backend, smallest, limits)
         state = RequestState.nbytes(
             max_num_seqs=scheduler.max_num_seqs,
             max_model_len=max_model_len,
@@ -138,7 +142,7 @@ class Worker:
         needs = MemoryNeeds(
             available=available,
             weights=weights,
-            activations=graph.nbytes + state,
+            activations=graph.nbytes + head.nbytes + state,
             groups=groups,
             max_num_seqs=scheduler.max_num_seqs,
             max_model_len=max_model_len,
@@ -187,7 +191,9 @@ def _weight_bytes(model: CausalLM, dtype: DType) -> int:
 
 def _capture(
     model: CausalLM, backend: Backend, kv_cache_config: KVCacheConfig, limits: StepLimits
-) -> tuple[KVCache, Graph]:
+) -> tuple[KVCache, Graph, Graph]:
+    """The KV cache, the forward and the head."""
     kv = backend.allocate_kv(kv_cache_config)
     model.bind(backend, kv, max_model_len=limits.max_position)
-    return kv, backend.capture(model.forward, limits)
+    forward = backend.capture(model.forward, limits)
+    return kv, forward, backend.capture(model.head, HEAD_LIMITS)

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.contracts.sampling_params import (
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
     MAX_LOGPROBS,
     MAX_N,
     MAX_STOP_STRING_LENGTH,
@@ -98,12 +100,36 @@ def test_defaults_are_vllms() -> None:
         ("skip_special_tokens", False, False),
         ("include_stop_str_in_output", True, True),
         ("output_kind", RequestOutputKind.DELTA, RequestOutputKind.DELTA),
-        # Neutral values of what is not there yet.
-        ("presence_penalty", 0, 0),
-        ("repetition_penalty", 1, 1),
-        ("logit_bias", {}, {}),
-        ("bad_words", [], []),
+        ("presence_penalty", 0, 0.0),
+        ("presence_penalty", -2, -2.0),
+        ("presence_penalty", np.float32(2), 2.0),
+        ("frequency_penalty", -2, -2.0),
+        ("frequency_penalty", 2.0, 2.0),
+        ("repetition_penalty", 1, 1.0),
+        ("repetition_penalty", 1e-45, 1e-45),
+        ("repetition_penalty", 3.4e38, 3.4e38),
         ("prompt_logprobs", None, None),
+        ("prompt_logprobs", 0, 0),
+        ("prompt_logprobs", -1, -1),
+        ("prompt_logprobs", MAX_LOGPROBS, MAX_LOGPROBS),
+        ("logit_bias", None, None),
+        ("logit_bias", {}, {}),
+        ("logit_bias", {5: 1}, {5: 1.0}),
+        ("logit_bias", {"5": -1.5, "007": 2}, {5: -1.5, 7: 2.0}),
+        ("logit_bias", {0: 100.5, 1: -1e300, 2: INF}, {0: 100.0, 1: -100.0, 2: 100.0}),
+        ("logit_bias", {np.int32(3): np.float32(0.5)}, {3: 0.5}),
+        ("allowed_token_ids", None, None),
+        ("allowed_token_ids", [5], [5]),
+        ("allowed_token_ids", (5, 0, 5), [5, 0, 5]),
+        ("allowed_token_ids", {np.int64(7)}, [7]),
+        ("allowed_token_ids", [2**31 - 1], [2**31 - 1]),
+        ("bad_words", None, None),
+        ("bad_words", [], []),
+        ("bad_words", ("a", " b", "é🌶️"), ["a", " b", "é🌶️"]),
+        ("bad_words", ["x"] * MAX_BAD_WORDS, ["x"] * MAX_BAD_WORDS),
+        ("bad_words", ["x" * MAX_BAD_WORD_LENGTH], ["x" * MAX_BAD_WORD_LENGTH]),
+        # Neutral values of what is not there yet.
+        ("logprob_token_ids", None, None),
     ],
 )
 def test_accepted(field: str, given: Any, kept: Any) -> None:
@@ -180,16 +206,47 @@ def test_accepted(field: str, given: Any, kept: Any) -> None:
         ("include_stop_str_in_output", "no", "must be true or false"),
         ("output_kind", 0, "must be a RequestOutputKind"),
         ("output_kind", "delta", "must be a RequestOutputKind"),
-        ("presence_penalty", 0.5, "presence_penalty=0.5 is not supported yet"),
-        ("presence_penalty", NAN, "not supported yet"),
-        ("frequency_penalty", "x", "not supported yet"),
-        ("repetition_penalty", 1.1, "not supported yet"),
-        ("prompt_logprobs", 0, "not supported yet"),
-        ("logprob_token_ids", [], "not supported yet"),
+        ("presence_penalty", 2.1, "presence_penalty=2.1 must be in [-2, 2]"),
+        ("presence_penalty", NAN, "presence_penalty=nan must be in [-2, 2]"),
+        ("presence_penalty", None, "must be a number"),
+        ("frequency_penalty", -2.1, "frequency_penalty=-2.1 must be in [-2, 2]"),
+        ("frequency_penalty", "x", "frequency_penalty='x' must be a number"),
+        ("repetition_penalty", 0, "repetition_penalty=0.0 must be in (0, 3.4e+38]"),
+        ("repetition_penalty", -1.1, "must be in (0, 3.4e+38]"),
+        ("repetition_penalty", NAN, "must be in (0, 3.4e+38]"),
+        ("repetition_penalty", INF, "must be in (0, 3.4e+38]"),
+        ("repetition_penalty", True, "must be a number"),
+        ("prompt_logprobs", -2, "-1 is all"),
+        ("prompt_logprobs", MAX_LOGPROBS + 1, f"-1…{MAX_LOGPROBS}"),
+        ("prompt_logprobs", True, "must be an integer"),
+        ("logit_bias", [1], "logit_bias=[1] must map token ids to numbers"),
+        ("logit_bias", {"abc": 1}, "logit_bias holds 'abc', which is no token id"),
+        ("logit_bias", {"²": 1}, "holds '²', which is no token id"),
+        ("logit_bias", {"-1": 1}, "holds '-1', which is no token id"),
+        ("logit_bias", {"1" * 11: 1}, "which is no token id"),
+        ("logit_bias", {-1: 1}, "holds -1, which is no token id"),
+        ("logit_bias", {2**31: 1}, "holds 2147483648, which is no token id"),
+        ("logit_bias", {1.0: 1}, "holds 1.0, which is no token id"),
+        ("logit_bias", {True: 1}, "holds True, which is no token id"),
+        ("logit_bias", {None: 1}, "holds None, which is no token id"),
+        ("logit_bias", {5: "x"}, "gives token 5 the bias 'x'"),
+        ("logit_bias", {5: NAN}, "gives token 5 the bias nan"),
+        ("logit_bias", {5: None}, "gives token 5 the bias None"),
+        ("logit_bias", {5: 1, "5": 2}, "names a token id twice"),
+        ("allowed_token_ids", [], "allowed_token_ids=[] must be a list of at least one"),
+        ("allowed_token_ids", 5, "must be a list of at least one token id"),
+        ("allowed_token_ids", [5, -1], "holds -1, which is no token id"),
+        ("allowed_token_ids", [2**70], "which is no token id"),
+        ("allowed_token_ids", ["5"], "holds '5', which is no token id"),
+        ("allowed_token_ids", [True], "holds True, which is no token id"),
+        ("bad_words", "x", "bad_words='x' must be a list of strings"),
+        ("bad_words", [5], "must be a list of strings"),
+        ("bad_words", [""], "holds an empty string"),
+        ("bad_words", ["x"] * (MAX_BAD_WORDS + 1), f"at most {MAX_BAD_WORDS}"),
+        ("bad_words", ["x" * (MAX_BAD_WORD_LENGTH + 1)], f"longer than {MAX_BAD_WORD_LENGTH}"),
+        ("bad_words", ["\udc00"], "half a surrogate pair"),
+        ("logprob_token_ids", [], "logprob_token_ids=[] is not supported yet"),
         ("structured_outputs", {}, "not supported yet"),
-        ("logit_bias", {1: 5.0}, "not supported yet"),
-        ("allowed_token_ids", [], "not supported yet"),
-        ("bad_words", ["x"], "not supported yet"),
         ("thinking_token_budget", 1, "not supported yet"),
         ("repetition_detection", object(), "not supported yet"),
         ("extra_args", {"x": 1}, "not supported yet"),
@@ -217,12 +274,16 @@ def test_stop_strings_need_text() -> None:
 
 
 def test_the_callers_lists_are_copied() -> None:
-    stop, ids = ["a"], [1]
-    params = SamplingParams(stop=stop, stop_token_ids=ids)
+    stop, ids, bias = ["a"], [1], {1: 1.0}
+    params = SamplingParams(
+        stop=stop, stop_token_ids=ids, allowed_token_ids=ids, bad_words=stop, logit_bias=bias
+    )
     stop.append("")
     ids.append(-5)
-    assert params.stop_strings == ["a"]
-    assert params.stop_token_ids == [1]
+    bias[-1] = NAN
+    assert params.stop_strings == params.bad_words == ["a"]
+    assert params.stop_token_ids == params.allowed_token_ids == [1]
+    assert params.logit_bias == {1: 1.0}
 
 
 def test_unknown_field_is_named() -> None:
@@ -237,13 +298,20 @@ def test_is_greedy() -> None:
 
 def test_vocabulary() -> None:
     SamplingParams(stop_token_ids=[0, 9], logprobs=10).check_vocabulary(10)
-    SamplingParams(logprobs=-1).check_vocabulary(10)
-    for wrong in (10, -1, 2**70):
-        with pytest.raises(RequestError, match=r"the model's ids are 0…9"):
-            SamplingParams(stop_token_ids=[wrong]).check_vocabulary(10)
-    with pytest.raises(RequestError, match="use -1") as caught:
-        SamplingParams(logprobs=11).check_vocabulary(10)
-    assert caught.value.param == "logprobs"
+    SamplingParams(logprobs=-1, prompt_logprobs=-1).check_vocabulary(10)
+    SamplingParams(allowed_token_ids=[9, 0], logit_bias={9: 1}).check_vocabulary(10)
+    for values in (
+        *({"stop_token_ids": [wrong]} for wrong in (10, -1, 2**70)),
+        {"allowed_token_ids": [3, 10]},
+        {"logit_bias": {3: 1.0, "10": 1.0}},
+    ):
+        with pytest.raises(RequestError, match=r"the model's ids are 0…9") as caught:
+            SamplingParams(**values).check_vocabulary(10)
+        assert caught.value.param in values
+    for name in ("logprobs", "prompt_logprobs"):
+        with pytest.raises(RequestError, match=f"^{name}=11 .* use -1") as caught:
+            SamplingParams(**{name: 11}).check_vocabulary(10)
+        assert caught.value.param == name
 
 
 def test_replace_checks_again() -> None:
@@ -262,6 +330,7 @@ ANYTHING = st.one_of(
     st.binary(max_size=5),
     st.lists(st.one_of(st.integers(), st.text(max_size=3), st.floats()), max_size=4),
     st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
+    st.dictionaries(st.one_of(st.integers(), st.floats()), st.floats(), max_size=2),
 )
 
 

@@ -39,6 +39,10 @@ from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 
 EOS = 0
+ENGINE_FIELDS = (
+    *("sample_index", "fork_of", "priority", "cache_salt", "lora_name", "extras"),
+    "bad_words_token_ids",
+)
 POISON = -1
 SECRET = bytes(range(32))
 
@@ -61,17 +65,10 @@ def kv_config(num_blocks: int, windows: Sequence[int | None] = (None,)) -> KVCac
     return KVCacheConfig(num_blocks=num_blocks, groups=tuple(groups))
 
 
-def make_request(
-    request_id: str, prompt: Sequence[int], *, prompt_logprobs: int | None = None, **options: Any
-) -> EngineRequest:
+def make_request(request_id: str, prompt: Sequence[int], **options: Any) -> EngineRequest:
     """An EngineRequest; sampling parameters and its own fields in one name space."""
-    fields = {
-        name: options.pop(name)
-        for name in ("sample_index", "fork_of", "priority", "cache_salt", "lora_name", "extras")
-        if name in options
-    }
+    fields = {name: options.pop(name) for name in ENGINE_FIELDS if name in options}
     params = SamplingParams(**{"seed": 0, **options})
-    params.prompt_logprobs = prompt_logprobs  # SamplingParams itself refuses it as yet
     return EngineRequest(
         request_id=request_id,
         prompt_token_ids=list(prompt),

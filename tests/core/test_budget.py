@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.budget import TokenBudget
+from octavo.core.budget import MAX_PROMPT_LOGPROBS, TokenBudget
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,22 @@ from octavo.core.budget import TokenBudget
 )
 def test_chunks(remaining: int, threshold: int, wanted: int, behind: int, given_out: int) -> None:
     assert TokenBudget(remaining, threshold).chunk(wanted, behind) == given_out
+
+
+def test_log_probabilities_of_prompts_are_given_out_too() -> None:
+    """For all requests of a step together; then one token each goes on."""
+    few, many = MAX_PROMPT_LOGPROBS // 100, MAX_PROMPT_LOGPROBS // 8
+    budget = TokenBudget(1000, 0)
+    assert budget.chunk(400, 0, few) == 100
+    assert budget.chunk(400, 0, few) == 1
+    assert budget.chunk(400) == 400  # nobody else pays
+    budget = TokenBudget(1000, 0)
+    assert budget.chunk(5, 0, many) == 5
+    assert budget.chunk(5, 0, many) == 3
+    assert budget.chunk(5, 0, many) == 1
+    assert TokenBudget(1000, 0).chunk(400, 0, 2 * MAX_PROMPT_LOGPROBS) == 1
+    assert TokenBudget(1000, 7).chunk(400, 0, 1) == 7
+    assert TokenBudget(0, 0).chunk(400, 0, 1) == 0
 
 
 def test_drafts_take_only_what_nobody_else_needs() -> None:

@@ -74,6 +74,13 @@ def test_a_request_that_comes_back_brings_its_outputs() -> None:
     assert len(new.token_ids) == 12  # its own list
 
 
+def test_bad_words_go_to_the_workers() -> None:
+    made = plan()
+    made.close_running()
+    made.add_new(request(bad_words_token_ids=[[4], [5, 6]]), 10, ([1],))
+    assert made.step.new_requests[0].bad_words_token_ids == [[4], [5, 6]]
+
+
 @pytest.mark.parametrize(
     ("options", "stop_ids"),
     [

@@ -263,6 +263,25 @@ class TestFailures:
             core.add_request(request("b", range(200)))
         assert list(run(core)) == ["a"]
 
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            ([[5, 300]], "bad_words_token_ids holds 300"),
+            ([[-1]], "bad_words_token_ids holds -1"),
+            ([[]], "none of them empty"),
+            ([[5]] * 257, "at most 256 lists"),
+            ([[5] * 2049], "more than 1024 tokens"),
+        ],
+    )
+    def test_bad_words_are_checked_again(self, words: list[list[int]], says: str) -> None:
+        core, _ = make()
+        bad = request("a")
+        bad.bad_words_token_ids = words
+        with pytest.raises(RequestError, match=says):
+            core.add_request(bad)
+        bad.bad_words_token_ids = [[5]] * 256
+        core.add_request(bad)
+
     def test_an_executor_that_cannot_start_is_shut_down(self) -> None:
         class Broken(FakeExecutor):
             def start(self) -> ExecutorInfo:

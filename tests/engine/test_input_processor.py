@@ -275,16 +275,49 @@ class TestGenerationConfig:
             "max_new_tokens": 99,
             "do_sample": True,
             "min_p": None,
+            "repetition_penalty": 1.1,
             "transformers_version": "5",
         }
-        expected = SamplingParams(temperature=0.6, top_p=0.9, top_k=20, max_tokens=99)
+        expected = SamplingParams(
+            temperature=0.6, top_p=0.9, top_k=20, max_tokens=99, repetition_penalty=1.1
+        )
         assert make_with_source("auto", config).default_sampling_params() == expected
         assert make_with_source("octavo", config).default_sampling_params() == SamplingParams()
 
-    def test_a_default_that_is_not_supported_is_refused_with_the_way_out(self) -> None:
-        processor = make(generation_config={"repetition_penalty": 1.1})
+    def test_a_default_that_is_wrong_is_refused_with_the_way_out(self) -> None:
+        processor = make(generation_config={"repetition_penalty": -1.1})
         with pytest.raises(RequestError, match=r"repetition_penalty.*generation_config='octavo'"):
             processor.default_sampling_params()
+
+
+class TestBadWords:
+    def test_every_engine_request_has_them_as_ids(self) -> None:
+        params = SamplingParams(bad_words=["a", " b", "\n"], n=2)
+        request = make().process("r", "Hi", params)
+        for engine_request in request.engine_requests:
+            assert engine_request.bad_words_token_ids == [
+                *([97], [32, 97], [98], [32, 98]),
+                [10],
+            ]
+        assert (
+            make().process("r", "Hi", SamplingParams()).engine_requests[0].bad_words_token_ids == []
+        )
+
+    def test_too_many_tokens(self) -> None:
+        processor = make()
+        processor.process("r", "Hi", SamplingParams(bad_words=["x" * 1023]))
+        for words in (["x" * 1025], ["y" * 600, "z" * 600]):
+            with pytest.raises(RequestError, match="more than 1024 tokens") as caught:
+                processor.process("r", "Hi", SamplingParams(bad_words=words))
+            assert caught.value.param == "bad_words"
+
+
+def test_only_the_first_completion_tells_about_the_prompt() -> None:
+    request = make().process("r", "Hi", SamplingParams(n=3, prompt_logprobs=2, logprobs=1))
+    params = [r.sampling_params for r in request.engine_requests]
+    assert [p.prompt_logprobs for p in params if p] == [2, None, None]
+    assert [p.logprobs for p in params if p] == [1, 1, 1]
+    assert request.params.prompt_logprobs == 2
 
 
 def make_with_source(source: str, values: dict[str, Any]) -> InputProcessor:

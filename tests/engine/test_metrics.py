@@ -118,6 +118,21 @@ def test_a_request_that_never_started() -> None:
     assert sum(metrics.histograms["request_queue_time_seconds"].counts) == 0
 
 
+def test_log_probabilities_of_the_prompt_are_no_first_token() -> None:
+    metrics = EngineMetrics(max_model_len=1000)
+    metrics.add_requests(requests_of("a"))
+    metrics.add_requests(requests_of("b"))
+    for name in "ab":
+        output = EngineOutput(request_id=name, queue_time=0.25)
+        metrics.record_outputs(EngineOutputs(outputs=[output]), 100.5)
+    metrics.record_outputs(outputs_of("a", finish_reason=FinishReason.STOP), 102.0)
+    metrics.finish_request("b", FinishReason.ABORT)
+    sums = {name: h.total for name, h in metrics.histograms.items()}
+    assert sums["time_to_first_token_seconds"] == pytest.approx(2.0)
+    assert sums["request_queue_time_seconds"] == pytest.approx(0.25)
+    assert sums["request_prefill_time_seconds"] == pytest.approx(1.75)
+
+
 def test_exposition() -> None:
     one, two = EngineMetrics(max_model_len=10), EngineMetrics(max_model_len=10)
     one.cache = CacheInfo(block_size=16, num_blocks=9, dtype="bfloat16", enable_prefix_caching=True)

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from octavo.config.sections import ModelConfig
-from octavo.contracts.messages import EngineOutput, FinishReason, LogprobRows, RequestOutput
+from octavo.contracts.messages import (
+    EngineOutput,
+    FinishReason,
+    Logprob,
+    LogprobRows,
+    RequestOutput,
+)
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.output_processor import OutputProcessor
@@ -195,6 +201,93 @@ class TestFailures:
         assert good.outputs[0].text == "c"
         assert result.to_abort == {"bad": FinishReason.ERROR}, "the core has ended the other"
         assert processor.num_unfinished == 1
+
+
+def rows_of(text: str, first: int = 1) -> LogprobRows:
+    """About each character: itself at -1, -2 …, rank 3, and the alternative "z"."""
+    ids = [[ord(char), ord("z")] for char in text]
+    values = [[-float(first + i), -0.5] for i in range(len(text))]
+    return LogprobRows(
+        np.array(ids, np.int32), np.array(values, np.float32), np.full(len(text), 3, np.int32)
+    )
+
+
+class TestPromptLogprobs:
+    """The prompt is "Hello!"; its rows are about "ello!"."""
+
+    STEPS = (
+        EngineOutput(request_id="r", prompt_logprobs=rows_of("ell")),
+        EngineOutput(request_id="r", new_token_ids=[97], prompt_logprobs=rows_of("o!", 4)),
+        token_output("b", finish_reason=FinishReason.LENGTH),
+    )
+
+    def start(self, **params: Any) -> OutputProcessor:
+        processor = OutputProcessor(ByteTokenizer())
+        inputs = InputProcessor(
+            ModelConfig(max_model_len=64), ByteTokenizer(), vocab_size=400, generation_config={}
+        )
+        request = inputs.process("r", "Hello!", SamplingParams(prompt_logprobs=1, **params))
+        processor.add_request(request)
+        return processor
+
+    def check(self, output: RequestOutput) -> None:
+        assert output.prompt_logprobs is not None
+        first, *others = output.prompt_logprobs
+        assert first is None
+        for i, (entry, char) in enumerate(zip(others, "ello!", strict=True), start=1):
+            assert entry is not None
+            assert list(entry) == [ord(char), ord("z")]
+            assert entry[ord(char)] == Logprob(-float(i), 3, char)
+            assert entry[ord("z")] == Logprob(-0.5, 1, "z")
+
+    @pytest.mark.parametrize(
+        ("kind", "texts"),
+        [
+            (RequestOutputKind.CUMULATIVE, ["a", "ab"]),
+            (RequestOutputKind.DELTA, ["a", "b"]),
+            (RequestOutputKind.FINAL_ONLY, ["ab"]),
+        ],
+    )
+    def test_they_come_with_every_output(self, kind: RequestOutputKind, texts: list[str]) -> None:
+        processor = self.start(output_kind=kind)
+        seen = [o for step in self.STEPS for o in feed(processor, step)]
+        assert [o.outputs[0].text for o in seen] == texts
+        for output in seen:
+            self.check(output)
+
+    def test_nothing_is_told_before_they_are_complete(self) -> None:
+        """Another completion may be faster, where the first one was preempted."""
+        processor = self.start(n=2, output_kind=RequestOutputKind.DELTA)
+        assert feed(processor, token_output("x", "1_r")) == []
+        rows = (rows_of("ell"), rows_of("o!", 4))
+        assert feed(processor, EngineOutput(request_id="0_r", prompt_logprobs=rows[0])) == []
+        (output,) = feed(
+            processor,
+            EngineOutput(request_id="0_r", new_token_ids=[97], prompt_logprobs=rows[1]),
+            token_output("y", "1_r"),
+        )
+        assert [(c.index, c.text) for c in output.outputs] == [(0, "a"), (1, "xy")]
+        self.check(output)
+
+    def test_a_prompt_of_one_token_has_only_the_none(self) -> None:
+        processor = OutputProcessor(ByteTokenizer())
+        inputs = InputProcessor(
+            ModelConfig(max_model_len=64), ByteTokenizer(), vocab_size=400, generation_config={}
+        )
+        processor.add_request(inputs.process("r", [72], SamplingParams(prompt_logprobs=0)))
+        (output,) = feed(processor, token_output("a"))
+        assert output.prompt_logprobs == [None]
+
+    def test_a_request_that_ends_early_has_none(self) -> None:
+        processor = self.start()
+        assert feed(processor, self.STEPS[0]) == []
+        (output,) = processor.abort_requests(["r"]).request_outputs
+        assert output.finished
+        assert output.prompt_logprobs is None
+
+    def test_nobody_else_has_any(self) -> None:
+        (output,) = feed(start(), token_output("a"))
+        assert output.prompt_logprobs is None
 
 
 class TestSeveralCompletions:

@@ -8,8 +8,8 @@ import pytest
 from octavo.contracts.tensor import DType
 from octavo.errors import KernelError
 from octavo.kernels.cpu import CpuBackend
-from octavo.kernels.ops import SamplingRows
 from octavo.kernels.rng import uniform
+from octavo.kernels.sampling_ops import SamplingRows
 
 VOCAB = 49152
 TIERS = CpuBackend(DType.F32, 1).isa_tiers

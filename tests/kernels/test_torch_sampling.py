@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from octavo.contracts.tensor import DType
 from octavo.errors import KernelError
 from octavo.kernels import torch_sampling
-from octavo.kernels.ops import Backend, Graph, Ops, SamplingRows, StepInputs, StepLimits
+from octavo.kernels.ops import Backend, Graph, Ops, StepInputs, StepLimits
 from octavo.kernels.rng import uniform
+from octavo.kernels.sampling_ops import SamplingRows
 from tests.kernels.backends import BACKENDS, make_backend
 
 MAX_ROWS = 40

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.kernels.ops import SamplingOps, SamplingRows
 from octavo.kernels.rng import uniform
+from octavo.kernels.sampling_ops import PenaltyRows, SamplingOps, SamplingRows
+
+FLOAT32_MAX = np.finfo(np.float32).max
 
 
 def keep(
@@ -38,6 +40,44 @@ class TwinSampling(SamplingOps):
     def mask(self, logits: np.ndarray, rows: np.ndarray, token_ids: np.ndarray) -> None:
         logits[rows, token_ids] = -np.inf
 
+    def allow(self, logits: np.ndarray, rows: np.ndarray, bitmask: np.ndarray) -> None:
+        for row, words in zip(rows.tolist(), bitmask.tolist()):
+            for token in range(logits.shape[1]):
+                if not words[token // 32] >> token % 32 & 1:
+                    logits[row, token] = -np.inf
+
+    def add_bias(
+        self, logits: np.ndarray, rows: np.ndarray, token_ids: np.ndarray, bias: np.ndarray
+    ) -> None:
+        np.add.at(logits, (rows, token_ids), bias)
+
+    def penalize(self, logits: np.ndarray, rows: np.ndarray, penalties: PenaltyRows) -> None:
+        p = penalties
+        for i, row in enumerate(rows.tolist()):
+            for j in range(p.starts[i], p.starts[i + 1]):
+                x = logits[row, p.token_ids[j]]
+                with np.errstate(all="ignore"):
+                    x = x / p.repetition[i] if x > 0 else x * p.repetition[i]
+                x = FLOAT32_MAX if x > FLOAT32_MAX else x
+                if p.counts[j] > 0:
+                    x = x - p.frequency[i] * np.float32(p.counts[j])
+                    x = x - p.presence[i]
+                logits[row, p.token_ids[j]] = x
+
+    def process(self, logits: np.ndarray, rows: np.ndarray, sampling: SamplingRows) -> None:
+        for i, row in enumerate(rows.tolist()):
+            temperature = float(sampling.temperature[i])
+            if temperature == 0:
+                continue
+            top_k, top_p = int(sampling.top_k[i]), float(sampling.top_p[i])
+            min_p = float(sampling.min_p[i])
+            x = np.where(np.isnan(logits[row]), -np.inf, logits[row])
+            kept = keep(x, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+            divisor = np.float32(max(temperature, 1e-30))
+            if 0 < top_k < len(x) or top_p < 1 or min_p > 0:
+                x = np.where(kept > 1e-38, x, -np.inf)
+            logits[row] = x / divisor
+
     def sample(self, logits: np.ndarray, rows: SamplingRows) -> np.ndarray:
         draws = uniform(rows.seed, rows.position, rows.sample_index)
         ids = []
@@ -57,12 +97,18 @@ class TwinSampling(SamplingOps):
         return np.array(ids, dtype=np.int32)
 
     def logprobs(
-        self, logits: np.ndarray, rows: np.ndarray, token_ids: np.ndarray, k: int
+        self,
+        logits: np.ndarray,
+        rows: np.ndarray,
+        token_ids: np.ndarray,
+        k: int,
+        *,
+        normalized: bool = True,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         ids, values, ranks = [], [], []
         for row, token in zip(rows.tolist(), token_ids.tolist()):
             x = logits[row].astype(np.float64)
-            logs = x - x.max() - np.log(np.exp(x - x.max()).sum())
+            logs = x - x.max() - np.log(np.exp(x - x.max()).sum()) if normalized else x
             chosen = [token, *np.lexsort((np.arange(len(x)), -x))[:k].tolist()]
             ids.append(chosen)
             values.append(logs[chosen])

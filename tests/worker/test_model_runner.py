@@ -31,6 +31,7 @@ from tests.worker.toy import (
     ToyScheduler,
     generate_alone,
     make_toy,
+    prompt_logprobs_alone,
 )
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -45,6 +46,12 @@ def any_params(rng: random.Random) -> SamplingParams:
         seed=rng.choice([0, 7, 2**63 + 5, -3]),
         min_tokens=rng.choice([0, 0, 3, 9]),
         logprobs=rng.choice([None, None, 0, 2, -1]),
+        prompt_logprobs=rng.choice([None, None, 0, 2, -1]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.3, 0.5]),
+        frequency_penalty=rng.choice([0.0, 0.0, 0.75, -2.0]),
+        presence_penalty=rng.choice([0.0, 0.0, 1.5]),
+        logit_bias=rng.choice([None, None, {4: 3.0, 9: -100.0}]),
+        allowed_token_ids=rng.choice([None, None, list(range(3, 30, 2))]),
     )
 
 
@@ -55,6 +62,7 @@ def any_request(rng: random.Random, name: str) -> ToyRequest:
         params=any_params(rng),
         sample_index=rng.randrange(3),
         stop_ids=tuple(rng.sample(range(VOCAB - 2), rng.randint(0, 4))),
+        bad_words=rng.choice([(), (), ((7,), (9,)), ((5, 7), (7, 9, 11), (3, 3))]),
     )
 
 
@@ -66,6 +74,7 @@ def check(request: ToyRequest) -> None:
         len(request.output),
         sample_index=request.sample_index,
         stop_ids=request.stop_ids,
+        bad_words=request.bad_words,
     )
     assert request.output == ids
     assert len(request.logprobs) == len(logprobs)
@@ -73,6 +82,16 @@ def check(request: ToyRequest) -> None:
         np.testing.assert_array_equal(got.token_ids, want.token_ids)
         np.testing.assert_array_equal(got.logprobs, want.logprobs)
         np.testing.assert_array_equal(got.ranks, want.ranks)
+    k = request.params.prompt_logprobs
+    for position, got in request.prompt_logprobs:
+        assert k is not None
+        want = prompt_logprobs_alone(request.prompt, k, position)
+        np.testing.assert_array_equal(got.token_ids, want.token_ids)
+        np.testing.assert_array_equal(got.logprobs, want.logprobs)
+        np.testing.assert_array_equal(got.ranks, want.ranks)
+    if k is not None and request.output:
+        found = {position for position, _ in request.prompt_logprobs}
+        assert found == set(range(1, len(request.prompt)))
 
 
 def run_step(toy: Toy, scheduler: ToyScheduler, wishes: dict[str, int]) -> SchedulerOutput:
@@ -240,7 +259,14 @@ def draft_step(step_id: int, num_computed: int, draft: list[int]) -> SchedulerOu
 
 
 @pytest.mark.parametrize("num_right", range(4))
-@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0, seed=3, logprobs=2)])
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        SamplingParams(temperature=1.0, seed=3, logprobs=2),
+        SamplingParams(temperature=0.0, repetition_penalty=1.5, presence_penalty=1.0, logprobs=0),
+    ],
+)
 def test_drafts_are_accepted_while_the_model_agrees(params: SamplingParams, num_right: int) -> None:
     """Greedy and seeded alike: a draft holds where the model would have drawn the same."""
     prompt = list(range(10))
@@ -255,7 +281,7 @@ def test_drafts_are_accepted_while_the_model_agrees(params: SamplingParams, num_
     toy.runner.execute_model(draft_step(1, len(prompt), draft))
     output = toy.runner.sample_tokens(None)
     assert output.sampled_token_ids == [want[1 : num_right + 2]]
-    if params.logprobs:
+    if params.logprobs is not None:
         for i, logprobs in enumerate(want_logprobs[1 : num_right + 2]):
             np.testing.assert_array_equal(output.logprobs["r"].logprobs[i], logprobs.logprobs[0])
         assert len(output.logprobs["r"]) == num_right + 1

@@ -67,6 +67,7 @@ def test_equals_the_naive_batch(requests) -> None:
     builder = StepBatchBuilder(max_tokens=256, max_requests=6)
     batch = builder.build(step, state, list(step.num_scheduled_tokens))
     inputs = batch.inputs
+    assert batch.rows.tolist() == [state.rows[name] for name in step.num_scheduled_tokens]
     assert inputs.token_ids.tolist() == tokens
     assert inputs.positions.tolist() == positions
     assert inputs.query_start.tolist() == starts
@@ -77,6 +78,10 @@ def test_equals_the_naive_batch(requests) -> None:
     assert batch.num_logits.tolist() == [1 + len(requests[i][3]) for i in sampled]
     assert batch.logit_rows_of_state.tolist() == of_state
     assert batch.logit_positions.tolist() == sampled_positions
+    for i, (known, _, _, draft, _) in enumerate(requests):  # before a token come the drafts too
+        row = state.rows[f"r{i}"]
+        assert state.token_ids[row, : len(known) + len(draft)].tolist() == known + draft
+        assert state.num_tokens[row] == len(known)
 
 
 def test_a_token_that_is_not_known_cannot_be_scheduled() -> None:

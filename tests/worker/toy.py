@@ -2,7 +2,8 @@
 
 Pages hold token ids. The logits of a row are a function of the ids that the row's block tables
 lead to at positions 0 … p, so that a wrong slot, block, position, token or row shows as a wrong
-token. `ToyScheduler` drives a runner as the real scheduler does, any number of steps ahead.
+token. Its hidden states are these ids, and its head makes the logits of them. `ToyScheduler` drives
+a runner as the real scheduler does, any number of steps ahead.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from octavo.contracts.kv_spec import BlockCopy
 from octavo.contracts.messages import LogprobRows
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.step import CachedRequestData, NewRequestData, RunnerOutput, SchedulerOutput
-from octavo.kernels.ops import Graph, KVCache, SamplingOps, SamplingRows, StepInputs, StepLimits
+from octavo.kernels.ops import Graph, KVCache, StepInputs, StepLimits
+from octavo.kernels.sampling_ops import SamplingOps, SamplingRows
+from octavo.sample.logprobs import HEAD_LIMITS
 from octavo.worker.model_runner import ModelRunner
 from tests.sample.twin import TwinSampling
 
@@ -77,24 +80,56 @@ class ToyGraph(Graph):
 
     def replay(self, step: StepInputs) -> Mapping[str, np.ndarray]:
         self.steps.append(copy.deepcopy(step))
-        owner = np.repeat(np.arange(len(step.seq_lens)), np.diff(step.query_start))
         for pool, slots in zip(self._kv.pools, step.slot_mapping):
             assert (slots >= BLOCK).all(), "the null block is never written"
             pool[slots] = step.token_ids
-        rows = []
-        for token_row in step.logit_rows.tolist():
-            position, request = int(step.positions[token_row]), int(owner[token_row])
-            contexts = []
-            for pool, tables, window in zip(self._kv.pools, step.block_tables, self._windows):
-                where = np.arange(position + 1)
-                slots = tables[request, where // BLOCK] * BLOCK + where % BLOCK
-                contexts.append((pool[slots], window))
-            full = next(ids for ids, window in contexts if window is None)
-            for ids, window in contexts:
-                if window is not None:
-                    assert (ids[-window:] == full[-window:]).all()
-            rows.append(toy_logits(full.tolist()))
-        return {"logits": np.array(rows, dtype=np.float32).reshape(-1, VOCAB)}
+        contexts = _Contexts(self._kv, self._windows, step)
+        rows = [toy_logits(contexts.of(row)) for row in step.logit_rows.tolist()]
+        return {
+            "logits": np.array(rows, dtype=np.float32).reshape(-1, VOCAB),
+            "hidden_states": contexts,
+        }
+
+
+class _Contexts:
+    """For every token of a step the ids up to it, as read back from the cache; [T, D] where asked
+    for as an array, filled up with -1."""
+
+    def __init__(self, kv: ToyKV, windows: Sequence[int | None], step: StepInputs) -> None:
+        self._kv, self._windows, self._step = kv, windows, copy.deepcopy(step)
+        self._owner = np.repeat(np.arange(len(step.seq_lens)), np.diff(step.query_start))
+
+    def of(self, token_row: int) -> list[int]:
+        position, request = int(self._step.positions[token_row]), int(self._owner[token_row])
+        contexts = []
+        for pool, tables, window in zip(self._kv.pools, self._step.block_tables, self._windows):
+            where = np.arange(position + 1)
+            slots = tables[request, where // BLOCK] * BLOCK + where % BLOCK
+            contexts.append((pool[slots], window))
+        full = next(ids for ids, window in contexts if window is None)
+        for ids, window in contexts:
+            if window is not None:
+                assert (ids[-window:] == full[-window:]).all()
+        return full.tolist()
+
+    def __getitem__(self, token_rows: np.ndarray) -> np.ndarray:
+        rows = [self.of(row) for row in token_rows.tolist()]
+        padded = np.full((len(rows), max(map(len, rows))), -1, dtype=np.float32)
+        for row, ids in zip(padded, rows):
+            row[: len(ids)] = ids
+        return padded
+
+
+class ToyHead(Graph):
+    """Logits of contexts."""
+
+    nbytes = 0
+
+    def replay(self, step: StepInputs) -> Mapping[str, np.ndarray]:
+        assert len(step.token_ids) <= HEAD_LIMITS.max_tokens
+        contexts = step.extra["hidden_states"].astype(int).tolist()
+        logits = [toy_logits([i for i in ids if i >= 0]) for ids in contexts]
+        return {"logits": np.array(logits)}
 
 
 class ToyBackend:
@@ -137,6 +172,7 @@ def make_toy(
     runner = ModelRunner(
         backend=ToyBackend(),  # type: ignore[arg-type]
         graph=graph,
+        head=ToyHead(),
         kv=kv,
         limits=limits,
         block_sizes=[BLOCK] * len(windows),
@@ -146,16 +182,52 @@ def make_toy(
     return Toy(runner, kv, graph)
 
 
+def edited_logits(
+    logits: np.ndarray,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    params: SamplingParams,
+    stop_ids: Sequence[int],
+    bad_words: Sequence[Sequence[int]],
+) -> np.ndarray:
+    """[VOCAB] float32 after all that is asked for has been done to them, in vLLM's order."""
+    x = logits.copy()
+    if params.allowed_token_ids is not None:
+        x[[i for i in range(VOCAB) if i not in params.allowed_token_ids]] = -np.inf
+    for *beginning, last in bad_words:
+        if not beginning or list(output[-len(beginning) :]) == beginning:
+            x[last] = -np.inf
+    if len(output) < params.min_tokens:
+        x[list(stop_ids)] = -np.inf
+    for token_id, bias in (params.logit_bias or {}).items():
+        x[token_id] += np.float32(bias)
+    repetition, frequency, presence = map(
+        np.float32,
+        (params.repetition_penalty, params.frequency_penalty, params.presence_penalty),
+    )
+    for token_id in {*prompt, *output}:
+        x[token_id] = x[token_id] / repetition if x[token_id] > 0 else x[token_id] * repetition
+    for token_id in set(output):
+        x[token_id] -= frequency * np.float32(list(output).count(token_id))
+        x[token_id] -= presence
+    return x
+
+
 def generate_alone(
-    prompt: Sequence[int], params: SamplingParams, n: int, *, sample_index: int = 0, stop_ids=()
+    prompt: Sequence[int],
+    params: SamplingParams,
+    n: int,
+    *,
+    sample_index: int = 0,
+    stop_ids: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
 ) -> tuple[list[int], list[LogprobRows]]:
     """The answer by definition: no batch, no cache, no rows. Returns token ids and logprobs."""
     ops, ids, logprobs = TwinSampling(), list(prompt), []
-    for i in range(n):
-        logits = toy_logits(ids)[None]
-        raw = logits.copy()
-        if i < params.min_tokens and stop_ids:
-            logits[0, list(stop_ids)] = -np.inf
+    for _ in range(n):
+        raw = toy_logits(ids)[None]
+        output = ids[len(prompt) :]
+        logits = edited_logits(raw[0], prompt, output, params, stop_ids, bad_words)[None]
         one = np.ones(1)
         token = ops.sample(
             logits,
@@ -177,17 +249,27 @@ def generate_alone(
     return ids[len(prompt) :], logprobs
 
 
+def prompt_logprobs_alone(prompt: Sequence[int], k: int, position: int) -> LogprobRows:
+    """About the prompt's token at a position, by definition."""
+    logits, zero = toy_logits(prompt[:position])[None], np.zeros(1, dtype=np.int32)
+    token = np.array([prompt[position]], dtype=np.int32)
+    return LogprobRows(*TwinSampling().logprobs(logits, zero, token, VOCAB if k == -1 else k))
+
+
 @dataclass
 class ToyRequest:
-    """A request as `ToyScheduler` knows it. `output` is what came back, `ahead` is in flight."""
+    """A request as `ToyScheduler` knows it. `output` is what came back, `ahead` is in flight;
+    `prompt_logprobs` is by position, of every time that it was computed."""
 
     request_id: str
     prompt: list[int]
     params: SamplingParams
     sample_index: int = 0
     stop_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     output: list[int] = field(default_factory=list)
     logprobs: list[LogprobRows] = field(default_factory=list)
+    prompt_logprobs: list[tuple[int, LogprobRows]] = field(default_factory=list)
     error: str | None = None
     ahead: int = 0
     num_computed: int = 0
@@ -269,7 +351,7 @@ class ToyScheduler:
         return step
 
     def submitted(self, step: SchedulerOutput, result: Callable[[], RunnerOutput]) -> None:
-        epochs = {r: self.running[r].epoch for r in step.samples}
+        epochs = {r: self.running[r].epoch for r in step.num_scheduled_tokens}
         self._in_flight.append((step, epochs, result))
 
     @property
@@ -281,21 +363,40 @@ class ToyScheduler:
         output = result()
         assert output.step_id == step.step_id
         assert output.request_ids == list(step.num_scheduled_tokens)
+        starts = {r.request_id: r.num_computed_tokens for r in step.new_requests}
+        cached = step.cached_requests
+        starts.update(zip(cached.request_ids, cached.num_computed_tokens))
         for request_id, tokens in zip(output.request_ids, output.sampled_token_ids):
             request = self.running.get(request_id)
-            if request is None or request.epoch != epochs.get(request_id, request.epoch):
+            if request is None or request.epoch != epochs[request_id]:
                 continue
             if request_id in output.errors:
                 request.error = output.errors[request_id]
                 self.finish(request_id)
                 continue
             assert len(tokens) == (request_id in step.samples)
+            start, count = starts[request_id], step.num_scheduled_tokens[request_id]
+            self._collect_prompt(request, start, count, output.prompt_logprobs.get(request_id))
             if tokens:
                 request.ahead -= 1
                 request.output += tokens
                 if request_id in output.logprobs:
                     request.logprobs.append(output.logprobs[request_id])
         return output
+
+    def _collect_prompt(
+        self, request: ToyRequest, start: int, count: int, rows: LogprobRows | None
+    ) -> None:
+        """Row i of a chunk is about the prompt's token at start + 1 + i."""
+        expected = max(0, min(count, len(request.prompt) - 1 - start))
+        if request.params.prompt_logprobs is None:
+            expected = 0
+        assert (0 if rows is None else len(rows)) == expected
+        for i in range(expected):
+            assert rows is not None
+            one = slice(i, i + 1)
+            row = LogprobRows(rows.token_ids[one], rows.logprobs[one], rows.ranks[one])
+            request.prompt_logprobs.append((start + 1 + i, row))
 
     def _whole(self, request: ToyRequest) -> NewRequestData:
         return NewRequestData(
@@ -307,6 +408,7 @@ class ToyScheduler:
             sampling_params=request.params,
             sample_index=request.sample_index,
             stop_ids=list(request.stop_ids),
+            bad_words_token_ids=[list(word) for word in request.bad_words],
         )
 
     def _grow(self, request: ToyRequest, num_tokens: int) -> list[list[int]]:

@@ -15,6 +15,7 @@ from octavo.entrypoints.openai.generation import (
     UsageCounter,
     begin,
     check_finish,
+    check_num_logprobs,
     stream_options,
     usage_of,
 )
@@ -69,12 +70,6 @@ def _num_top_logprobs(request: ChatCompletionRequest, limit: int) -> int | None:
     return num_top
 
 
-def check_num_logprobs(name: str, value: int, limit: int) -> None:
-    """Raise APIError for more alternatives than the server gives (-1 as limit: any number)."""
-    if limit >= 0 and not 0 <= value <= limit:
-        raise bad_request(f"{name}={value} must be in 0…{limit}", name)
-
-
 class _Chat:
     """Responses of one request."""
 
@@ -101,7 +96,7 @@ class _Chat:
             )
             for c in output.outputs
         ]
-        prompt = output.prompt_logprobs
+        prompt, num_prompt = output.prompt_logprobs, self.request.prompt_logprobs
         return json_response(
             ChatCompletion(
                 id=self.generation.public_id,
@@ -109,7 +104,9 @@ class _Chat:
                 model=self.generation.model.name,
                 choices=choices,
                 usage=usage_of(outputs),
-                prompt_logprobs=UNSET if prompt is None else prompt_logprobs(prompt),
+                prompt_logprobs=UNSET
+                if prompt is None or num_prompt is None
+                else prompt_logprobs(prompt, num_prompt),
                 prompt_token_ids=output.prompt_token_ids if self.with_ids else UNSET,
             )
         )

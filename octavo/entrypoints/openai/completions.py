@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from octavo.entrypoints.openai.chat import check_num_logprobs
 from octavo.entrypoints.openai.errors import bad_request, json_response
 from octavo.entrypoints.openai.generation import (
     Generation,
     UsageCounter,
     begin,
     check_finish,
+    check_num_logprobs,
     stream_options,
     usage_of,
 )
@@ -209,8 +209,8 @@ class _Completion:
             if self.with_ids:
                 choice.prompt_token_ids = output.prompt_token_ids
             if output.prompt_logprobs is not None:
-                if self.request.prompt_logprobs is not None:
-                    choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+                if (num_top := self.request.prompt_logprobs) is not None:
+                    choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, num_top)
                 if self.request.echo:
                     token_ids = output.prompt_token_ids + token_ids
                     positions = output.prompt_logprobs + positions

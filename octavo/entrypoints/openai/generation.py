@@ -170,6 +170,9 @@ def begin(
         raise bad_request("stream_options needs stream=true", "stream_options")
     if request.stream and request.prompt_logprobs is not None:
         raise bad_request("prompt_logprobs are not streamed; use stream=false", "prompt_logprobs")
+    if request.prompt_logprobs is not None:
+        limit = call.server.config.max_logprobs
+        check_num_logprobs("prompt_logprobs", request.prompt_logprobs, limit)
     priority = request.priority or 0
     policy = model.engine.config.scheduler.scheduling_policy
     if priority and policy != "priority":
@@ -199,6 +202,12 @@ def begin(
         priority=priority,
         cache_salt=request.cache_salt,
     )
+
+
+def check_num_logprobs(name: str, value: int, limit: int) -> None:
+    """Raise APIError for more alternatives than the server gives (-1 as limit: any number)."""
+    if limit >= 0 and not 0 <= value <= limit:
+        raise bad_request(f"{name}={value} must be in 0…{limit}", name)
 
 
 def stream_options(request: GenerationRequest) -> tuple[bool, bool]:

@@ -94,15 +94,16 @@ def completion_logprobs(
     )
 
 
-def prompt_logprobs(positions: Sequence[Position | None]) -> PromptLogprobs:
-    """`prompt_logprobs`, vLLM's addition."""
-    return [None if position is None else _prompt_position(position) for position in positions]
+def prompt_logprobs(positions: Sequence[Position | None], num_top: int) -> PromptLogprobs:
+    """`prompt_logprobs`, vLLM's addition: each token and its `num_top` alternatives (-1: all)."""
+    return [p if p is None else _prompt_position(p, num_top) for p in positions]
 
 
-def _prompt_position(position: Position) -> dict[str, PromptLogprob]:
+def _prompt_position(position: Position, num_top: int) -> dict[str, PromptLogprob]:
+    own = next(iter(position))
+    chosen = {own: position[own], **dict(_top(position, num_top))}
     return {
-        str(i): PromptLogprob(finite(p.logprob), p.rank, p.decoded_token)
-        for i, p in position.items()
+        str(i): PromptLogprob(finite(p.logprob), p.rank, p.decoded_token) for i, p in chosen.items()
     }
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
-from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.protocol import GenerationRequest
-from octavo.errors import shown
 
 _SAME_NAME = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"),
     *("ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens"),
     *("include_stop_str_in_output", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "allowed_token_ids", "bad_words", "prompt_logprobs"),
-    *("logprob_token_ids", "thinking_token_budget"),
+    *("repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words"),
+    *("prompt_logprobs", "logprob_token_ids", "thinking_token_budget"),
 )
 _FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -32,29 +30,23 @@ def sampling_params(
     Args:
         defaults: the model's generation config; its temperature, top_p, top_k, min_p and
             repetition_penalty stand where the request has none.
+        prompt_logprobs: alternatives that an echo needs; the request may ask for more.
 
     Raises:
         RequestError: a value is out of range, or its field is not supported yet.
-        APIError: logit_bias has a key that is no token id.
     """
     values: dict[str, Any] = {name: getattr(defaults, name) for name in _FROM_GENERATION_CONFIG}
     for name in _SAME_NAME:
         if (value := getattr(request, name)) is not None:
             values[name] = value
-    if request.logit_bias:
-        values["logit_bias"] = _logit_bias(request.logit_bias)
     if prompt_logprobs is not None:
-        values["prompt_logprobs"] = prompt_logprobs
+        values["prompt_logprobs"] = _larger(prompt_logprobs, request.prompt_logprobs)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, output_kind=kind, **values)
 
 
-def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
-    result = {}
-    for key, value in bias.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise bad_request(
-                f"logit_bias has the key {shown(key)}, which is no token id", "logit_bias"
-            )
-        result[int(key)] = value
-    return result
+def _larger(a: int, b: int | None) -> int:
+    """The larger number of alternatives; -1 is all."""
+    if b is None:
+        return a
+    return -1 if -1 in (a, b) else max(a, b)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from octavo.contracts.messages import Logprob, RequestOutput
-from octavo.entrypoints.openai import completions
 from octavo.entrypoints.openai.completions import read_prompts
 from octavo.entrypoints.openai.errors import APIError
 from tests.entrypoints.openai.fake_engine import FakeEngine, FakeTokenizer, logprob_of
@@ -227,35 +226,44 @@ async def test_wrong_logprobs() -> None:
             assert reply.error["param"] == "logprobs"
 
 
-async def test_echo_with_logprobs_waits_for_prompt_logprobs() -> None:
-    async with serving() as s:
-        reply = await s.completion(echo=True, logprobs=1)
-        assert reply.status == 400
-        assert reply.error["param"] == "prompt_logprobs"
-
-
 class _PromptLogprobs(FakeEngine):
     """An engine that has prompt logprobs: -i for the token at position i."""
 
     async def generate(self, prompt, params, request_id, **options):  # type: ignore[no-untyped-def]
         ids = prompt["prompt_token_ids"]
         async for output in super().generate(prompt, params, request_id, **options):
-            entries = [{t: Logprob(-float(i), 1, chr(t))} for i, t in enumerate(ids)]
-            output.prompt_logprobs = [None, *entries[1:]]
+            if params.prompt_logprobs is not None:
+                entries = [{t: Logprob(-float(i), 1, chr(t))} for i, t in enumerate(ids)]
+                output.prompt_logprobs = [None, *entries[1:]]
             yield output
 
 
+async def test_wrong_prompt_logprobs() -> None:
+    async with serving() as s:
+        for k in (-1, 21, True, 1.5):
+            for reply in (await s.completion(prompt_logprobs=k), await s.chat(prompt_logprobs=k)):
+                assert reply.status == 400, k
+                assert reply.error["param"] == "prompt_logprobs"
+
+
+async def test_prompt_logprobs() -> None:
+    async with serving(_PromptLogprobs()) as s:
+        for reply in (
+            await s.completion("abc", prompt_logprobs=1),
+            await s.completion("abc", prompt_logprobs=1, echo=True, logprobs=0),
+        ):
+            [choice] = reply.json["choices"]
+            first, second, _ = choice["prompt_logprobs"]
+            assert first is None
+            assert second == {"98": {"logprob": -1.0, "rank": 1, "decoded_token": "b"}}
+        reply = await s.chat(prompt_logprobs=1)
+        assert reply.json["prompt_logprobs"][0] is None
+        reply = await s.completion("abc")
+        assert "prompt_logprobs" not in reply.json["choices"][0]
+
+
 @pytest.mark.parametrize("stream", [False, True])
-async def test_echo_with_logprobs(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    """The path is there for the day when SamplingParams takes prompt_logprobs."""
-    asked = []
-    real = completions.begin
-
-    def begin(*args: Any, prompt_logprobs: int | None = None, **kwargs: Any) -> Any:
-        asked.append(prompt_logprobs)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(completions, "begin", begin)
+async def test_echo_with_logprobs(stream: bool) -> None:
     async with serving(_PromptLogprobs()) as s:
         fields = {"max_tokens": 0, "echo": True, "logprobs": 1, "stream": stream}
         reply = await s.completion("The cap", **fields)
@@ -273,7 +281,6 @@ async def test_echo_with_logprobs(monkeypatch: pytest.MonkeyPatch, stream: bool)
         assert tokens == list("x SAY:abab")
         assert offsets == list(range(10))
         assert not any("prompt_logprobs" in b["choices"][0] for b in bodies)
-    assert asked == [1, 1]
 
 
 async def test_a_prompt_that_fails_ends_the_others() -> None:
@@ -315,6 +322,9 @@ async def test_neighbours_are_not_touched() -> None:
         {"logit_bias": {"abc": 1}},
         {"logit_bias": {"-1": 1}},
         {"logit_bias": {"5": "x"}},
+        {"bad_words": [""]},
+        {"presence_penalty": 3},
+        {"repetition_penalty": 0},
         {"stop": ""},
         {"stop": [""]},
         {"top_p": 0},

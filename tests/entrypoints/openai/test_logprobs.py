@@ -55,7 +55,7 @@ def test_completion() -> None:
 
 
 def test_prompt() -> None:
-    [first, second] = prompt_logprobs([None, POSITION])
+    [first, second] = prompt_logprobs([None, POSITION], -1)
     assert first is None
     assert second is not None
     assert msgspec.to_builtins(second["99"]) == {
@@ -63,3 +63,7 @@ def test_prompt() -> None:
         "rank": 3,
         "decoded_token": "c",
     }
+    assert len(second) == len(POSITION)
+    [few] = prompt_logprobs([POSITION], 1)
+    assert few is not None
+    assert list(few) == [str(next(iter(POSITION))), "97"]

@@ -125,9 +125,6 @@ def test_case_10_echo(server: Live) -> None:
     assert body["choices"][0]["finish_reason"] == "length"
     assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (5, 0)
     reply = server.complete(FRANCE, max_tokens=0, echo=True, logprobs=1)
-    if reply.status == 400:
-        assert reply.error["param"] == "prompt_logprobs"
-        pytest.skip("prompt_logprobs is not supported yet")
     logprobs = reply.json["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["The", " capital", " of", " France", " is"]
     assert logprobs["text_offset"] == [0, 3, 11, 14, 21]
