@@ -26,8 +26,10 @@ class Broken:
         pytest.param(2**9999, "<a number of 10000 bits>", id="huge"),
         pytest.param([2**99999], "<list>", id="huge inside"),
         (Broken(), "<Broken>"),
-        ("x" * 10**6, "'" + "x" * 78 + "…"),
-        ([1] * 10**4, repr([1] * 10**4)[:79] + "…"),
+        ("x" * 78, f"'{'x' * 78}'"),
+        ("x" * 10**6, f"'{'x' * 38}…{'x' * 39}'"),
+        ("/folder" * 20 + "/model.gguf", f"'{'/folder' * 5}/fo…{'/folder' * 4}/model.gguf'"),
+        ([1] * 10**4, f"[{'1, ' * 12}1,…,{' 1,' * 12} 1]"),
     ],
 )
 def test_shown(value: Any, text: str) -> None:

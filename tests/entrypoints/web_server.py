@@ -78,7 +78,10 @@ def web_server(answer: Answer) -> Iterator[WebServer]:
 
 
 def _read(stream: Any) -> Request | None:
-    first = stream.readline().split()
+    try:
+        first = stream.readline().split()
+    except ConnectionError:  # a client that leaves before it has read all resets the connection
+        return None
     if len(first) != 3:
         return None
     headers = {}
