@@ -201,8 +201,8 @@ class TestEnds:
         client.start(EngineConfig(), tmp_path / "nothing-here")
         failed = client.receive(wire.Failed)
         assert isinstance(failed, wire.Failed)
-        assert "nothing-here" in failed.message
         assert handle.close() == 1
+        assert "nothing-here" in failed.message
 
     def test_signals_are_the_front_ends_business(self, client: Client) -> None:
         for signum in (signal.SIGINT, signal.SIGTERM):
