@@ -8,12 +8,21 @@ whose stage does not exist yet is refused by name, never ignored.
 from __future__ import annotations
 
 import enum
-import numbers
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from octavo.contracts.checks import (
+    are_numbers,
+    check_float,
+    check_int,
+    check_token_ids,
+    distinct_ids,
+    plain_bias,
+    plain_float,
+    plain_int,
+)
 from octavo.errors import RequestError, shown
 
 MAX_N = 128
@@ -21,14 +30,11 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_LENGTH = 4096
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGPROBS = 1024
-MAX_LOGIT_BIAS = 100.0
 MAX_BAD_WORDS = 128
 MAX_BAD_WORDS_TOKENS = 1024
 MAX_BAD_WORD_LENGTH = 4096
 MAX_PENALTY = 3.4e38
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
-_MAX_TOKEN_ID = 2**31 - 1
-_MAX_ID_DIGITS = 10
 
 # Fields that exist in vLLM and whose stage Octavo does not have yet, with their neutral values.
 _NOT_YET: dict[str, tuple[Any, ...]] = {
@@ -151,15 +157,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         elif isinstance(self.stop, (list, tuple)):
             self.stop = list(self.stop)
         if isinstance(self.stop_token_ids, (list, tuple, set, frozenset)):
-            self.stop_token_ids = [_plain_int(i) for i in self.stop_token_ids]
+            self.stop_token_ids = [plain_int(i) for i in self.stop_token_ids]
         for name in _INTS:
-            setattr(self, name, _plain_int(getattr(self, name)))
+            setattr(self, name, plain_int(getattr(self, name)))
         for name in _FLOATS:
-            setattr(self, name, _plain_float(getattr(self, name)))
+            setattr(self, name, plain_float(getattr(self, name)))
         if isinstance(self.logit_bias, Mapping):
-            self.logit_bias = _plain_bias(self.logit_bias)
+            self.logit_bias = plain_bias(self.logit_bias)
         if isinstance(self.allowed_token_ids, (list, tuple, set, frozenset)):
-            self.allowed_token_ids = [_plain_int(i) for i in self.allowed_token_ids]
+            self.allowed_token_ids = distinct_ids(self.allowed_token_ids)
         if isinstance(self.bad_words, (list, tuple)):
             self.bad_words = list(self.bad_words)
         if type(self.seed) is int and self.seed == -1:
@@ -168,16 +174,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.top_k = 0
 
     def _check(self) -> None:
-        _check_int("n", self.n, 1, MAX_N)
-        _check_float("temperature", self.temperature, 0.0, 2.0)
-        _check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_int("top_k", self.top_k, 0, 2**31 - 1, note="0 or -1 turns it off")
+        check_int("n", self.n, 1, MAX_N)
+        check_float("temperature", self.temperature, 0.0, 2.0)
+        check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        check_float("min_p", self.min_p, 0.0, 1.0)
+        check_int("top_k", self.top_k, 0, 2**31 - 1, note="0 or -1 turns it off")
         if self.seed is not None:
-            _check_int("seed", self.seed, SEED_MIN, SEED_MAX)
+            check_int("seed", self.seed, SEED_MIN, SEED_MAX)
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
+            check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}",
@@ -185,10 +191,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             )
         for name in ("logprobs", "prompt_logprobs"):
             if (k := getattr(self, name)) is not None:
-                _check_int(name, k, -1, MAX_LOGPROBS, note="-1 is all")
-        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, MAX_PENALTY, low_open=True)
+                check_int(name, k, -1, MAX_LOGPROBS, note="-1 is all")
+        check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_float("repetition_penalty", self.repetition_penalty, 0.0, MAX_PENALTY, low_open=True)
         for name in (
             "ignore_eos",
             "detokenize",
@@ -260,8 +266,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise RequestError(
                 f"logit_bias={shown(bias)} must map token ids to numbers", param="logit_bias"
             )
+        check_token_ids("logit_bias", bias)
+        if are_numbers(bias.values()):
+            return
         for token_id, value in bias.items():
-            _check_id("logit_bias", token_id)
             if type(value) is not float or value != value:
                 raise RequestError(
                     f"logit_bias gives token {token_id} the bias {shown(value)}; it must be a "
@@ -278,8 +286,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 f"allowed_token_ids={shown(ids)} must be a list of at least one token id",
                 param="allowed_token_ids",
             )
-        for token_id in ids:
-            _check_id("allowed_token_ids", token_id)
+        check_token_ids("allowed_token_ids", ids)
 
     def _check_bad_words(self) -> None:
         words = self.bad_words
@@ -309,77 +316,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def check_vocabulary(self, vocab_size: int) -> None:
         """Check the ids in this struct against a model. Raises RequestError."""
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            for i in getattr(self, name) or ():
-                if not 0 <= i < vocab_size:
-                    raise RequestError(
-                        f"{name} holds {shown(i)}; the model's ids are 0…{vocab_size - 1}",
-                        param=name,
-                    )
+            ids = getattr(self, name)
+            if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+                wrong = next(i for i in ids if not 0 <= i < vocab_size)
+                raise RequestError(
+                    f"{name} holds {shown(wrong)}; the model's ids are 0…{vocab_size - 1}",
+                    param=name,
+                )
         for name in ("logprobs", "prompt_logprobs"):
             k = getattr(self, name)
             if k is not None and k > vocab_size:
                 raise RequestError(
                     f"{name}={k} is more than the vocabulary of {vocab_size}; use -1", param=name
                 )
-
-
-def _plain_int(value: Any) -> Any:
-    """numpy's and other integers as int; anything else as it is, for the check to refuse."""
-    exact = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    return int(value) if exact else value
-
-
-def _plain_float(value: Any) -> Any:
-    """Any real number as float; anything else, or a number beyond floats, as it is."""
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        return value
-    try:
-        return float(value)
-    except OverflowError:
-        return value
-
-
-def _plain_bias(bias: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Keys as int, strings of digits included; numbers as float, cut to ±MAX_LOGIT_BIAS."""
-    plain = {_plain_key(key): _plain_float(value) for key, value in bias.items()}
-    if len(plain) < len(bias):
-        raise RequestError("logit_bias names a token id twice", param="logit_bias")
-    return {
-        key: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, value))
-        if type(value) is float and value == value
-        else value
-        for key, value in plain.items()
-    }
-
-
-def _plain_key(key: Any) -> Any:
-    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MAX_ID_DIGITS:
-        return int(key)
-    return _plain_int(key)
-
-
-def _check_id(name: str, token_id: object) -> None:
-    if type(token_id) is not int or not 0 <= token_id <= _MAX_TOKEN_ID:
-        raise RequestError(
-            f"{name} holds {shown(token_id)}, which is no token id: an integer from 0 on",
-            param=name,
-        )
-
-
-def _check_int(name: str, value: object, low: int, high: int, note: str = "") -> None:
-    if type(value) is not int:
-        raise RequestError(f"{name}={shown(value)} must be an integer", param=name)
-    if not low <= value <= high:
-        tail = f" ({note})" if note else ""
-        raise RequestError(f"{name}={shown(value)} must be in {low}…{high}{tail}", param=name)
-
-
-def _check_float(
-    name: str, value: object, low: float, high: float, *, low_open: bool = False
-) -> None:
-    if type(value) is not float:
-        raise RequestError(f"{name}={shown(value)} must be a number", param=name)
-    inside = (value > low if low_open else value >= low) and value <= high  # False for NaN
-    if not inside:
-        bracket = "(" if low_open else "["
-        raise RequestError(f"{name}={value} must be in {bracket}{low:g}, {high:g}]", param=name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-MAX_PROMPT_LOGPROBS = 1 << 20
-"""Log probabilities of prompts in one step's results: 8 MB."""
+MAX_PROMPT_LOGPROBS = 1 << 17
+"""Log probabilities of prompts in one step's results: 1 MB, and a tenth of a second in which the
+front end makes objects of them."""
 
 
 class TokenBudget:
@@ -31,7 +32,7 @@ class TokenBudget:
             num_behind: running requests that come after it. One token is left for each, so that a
                 long prompt ahead of them does not make decoding requests skip a step.
             logprobs_per_token: log probabilities that come of every token, where it is a prompt's.
-                When all are given out, a token per request goes on.
+                A request for whom too few are left gets one token all the same.
         """
         if num_wanted == 1:
             return 1 if self.remaining else 0
@@ -40,8 +41,9 @@ class TokenBudget:
             share = min(1, self.remaining)
         num_tokens = min(num_wanted, share, self._threshold)
         if logprobs_per_token and num_tokens:
-            num_tokens = min(num_tokens, max(1, self._num_logprobs // logprobs_per_token))
-            self._num_logprobs = max(0, self._num_logprobs - num_tokens * logprobs_per_token)
+            num_payable = self._num_logprobs // logprobs_per_token
+            num_tokens = min(num_tokens, max(1, num_payable))
+            self._num_logprobs -= min(num_tokens, num_payable) * logprobs_per_token
         return num_tokens
 
     def num_drafts(self, num_tokens: int, num_behind: int) -> int:

@@ -25,7 +25,7 @@ def test_chunks(remaining: int, threshold: int, wanted: int, behind: int, given_
 
 
 def test_log_probabilities_of_prompts_are_given_out_too() -> None:
-    """For all requests of a step together; then one token each goes on."""
+    """For all requests of a step together; one token each goes on in any case."""
     few, many = MAX_PROMPT_LOGPROBS // 100, MAX_PROMPT_LOGPROBS // 8
     budget = TokenBudget(1000, 0)
     assert budget.chunk(400, 0, few) == 100
@@ -35,7 +35,9 @@ def test_log_probabilities_of_prompts_are_given_out_too() -> None:
     assert budget.chunk(5, 0, many) == 5
     assert budget.chunk(5, 0, many) == 3
     assert budget.chunk(5, 0, many) == 1
-    assert TokenBudget(1000, 0).chunk(400, 0, 2 * MAX_PROMPT_LOGPROBS) == 1
+    budget = TokenBudget(1000, 0)
+    assert budget.chunk(400, 0, 2 * MAX_PROMPT_LOGPROBS) == 1
+    assert budget.chunk(400, 0, few) == 100  # which costs the others nothing
     assert TokenBudget(1000, 7).chunk(400, 0, 1) == 7
     assert TokenBudget(0, 0).chunk(400, 0, 1) == 0
 

@@ -7,7 +7,6 @@ from octavo.config.sections import SchedulerConfig
 from octavo.contracts.kv_spec import BLOCK_SIZE, KVCacheConfig, KVCacheGroup, MambaSpec
 from octavo.contracts.messages import FinishReason
 from octavo.contracts.step import RunnerOutput
-from octavo.core.budget import MAX_PROMPT_LOGPROBS
 from octavo.core.scheduler import Scheduler
 from octavo.errors import ConfigError, PromptTooLongError, RequestError
 from tests.core.fake_worker import EOS, FakeCore, FakeModel, kv_config, make_request
@@ -360,15 +359,15 @@ class TestLogprobs:
         assert cached(core, "r") == 0
 
     def test_a_step_holds_a_bounded_number_of_them(self) -> None:
-        """All of a vocabulary's for every token of a prompt: a few tokens per step."""
+        """All of a vocabulary's for every token of a prompt: one token per step."""
         core = FakeCore(num_blocks=64, budget=512)
         core.add("all", range(1, 31), max_tokens=3, ignore_eos=True, prompt_logprobs=-1)
         core.add("few", range(1, 61), max_tokens=9, ignore_eos=True, prompt_logprobs=3)
         core.run()
         core.check_complete()
         counts = [step.num_scheduled_tokens for step in core.steps]
-        assert counts[0] == {"all": 3, "few": 60}
-        assert max(c.get("all", 0) for c in counts) == MAX_PROMPT_LOGPROBS // (1 + 2**18) == 3
+        assert counts[0] == {"all": 1, "few": 60}
+        assert max(c.get("all", 0) for c in counts) == 1
 
 
 def test_stats_tell_where_blocks_are() -> None:
