@@ -116,6 +116,20 @@ def test_logprobs_of_the_whole_vocabulary(backend: CpuBackend) -> None:
 
 
 @all_backends
+@pytest.mark.parametrize("vocab", [31, 1000, VOCAB])
+def test_bitmasks(backend: CpuBackend, vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    logits = rng.standard_normal((3, vocab)).astype(np.float32)
+    words = rng.integers(-(2**31), 2**31, (2, -(-vocab // 32)))
+    words[:, ::3], words[:, 1::5] = -1, 0
+    bits = words[:, np.arange(vocab) // 32] >> np.arange(vocab) % 32 & 1
+    expected = logits.copy()
+    expected[[0, 2]] = np.where(bits, logits[[0, 2]], -np.inf)
+    backend.sampling.allow(logits, np.array([0, 2], np.int32), words.astype(np.int32))
+    np.testing.assert_array_equal(logits, expected)
+
+
+@all_backends
 def test_greedy_takes_the_lowest_id_among_equals(backend: CpuBackend) -> None:
     logits = np.zeros((3, VOCAB), np.float32)
     logits[1, [40000, 1234]] = 2.0
