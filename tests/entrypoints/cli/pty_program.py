@@ -47,6 +47,17 @@ class PtyProgram:
         """Type."""
         os.write(self._master, keys.encode())
 
+    def interrupt(self, text: str) -> str:
+        """Press Ctrl-C until `text` is shown: Python's input loses one that comes in the moment
+        between its prompt and its wait for keys, until the next key. Returns what was shown."""
+        for _ in range(60):
+            self.press(CTRL_C)
+            try:
+                return self.expect(text, seconds=1.0)
+            except AssertionError:
+                continue
+        return self.expect(text)
+
     def expect(self, text: str, seconds: float = 60.0) -> str:
         """Read until `text` is shown, from where the last call stopped. Returns what was shown."""
         deadline = time.monotonic() + seconds

@@ -389,8 +389,7 @@ class TestTerminal:
     def test_ctrl_c_stops_the_answer_and_not_the_program(self, server: WebServer) -> None:
         with PtyProgram(["chat", "--url", server.url]) as program:
             program.expect("\n> ")
-            program.press(CTRL_C)
-            program.expect("(Ctrl-D leaves)\n> ")
+            program.interrupt("(Ctrl-D leaves)\n> ")
             program.press("wait" + " x" * 30 + "\n")
             program.expect("\nwait x ")
             program.press(CTRL_C)
