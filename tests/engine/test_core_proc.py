@@ -185,7 +185,7 @@ class TestRefusedRequests:
         assert output.finish_reason is FinishReason.ERROR
         is_alive(client)
 
-    def test_duplicate_id_leaves_the_first_alone(self, client: Client) -> None:
+    def test_a_duplicate_id_does_not_stop_the_core(self, client: Client) -> None:
         params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, seed=0)
         client.add(request("twice", sampling_params=params))
         client.add(request("twice", sampling_params=params))
