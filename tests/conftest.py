@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 # The same examples on every run, and no verdict by the clock: the machine may be busy.
 settings.register_profile(
@@ -15,6 +16,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("octavo")
+
+# Hypothesis also draws constants that stand in the modules imported so far, so that an example
+# would depend on which files this worker ran before. No setting turns that off.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 @pytest.fixture(scope="session")
