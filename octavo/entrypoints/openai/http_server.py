@@ -20,7 +20,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from octavo.entrypoints.openai.errors import bad_request
-from octavo.errors import EngineDeadError
+from octavo.errors import EngineDeadError, EngineUnresponsiveError
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
@@ -296,11 +296,12 @@ async def _drained(server: Server, stop: StopSignal, drain_seconds: float) -> No
 
 
 async def _death(server: Server) -> str:
-    """Returns when an engine is dead: what it died of."""
+    """Returns when an engine is dead: what it died of. One that is unresponsive may come back."""
     while True:
         for name, engine in server.engines.items():
             try:
-                await engine.check_health()
+                with contextlib.suppress(EngineUnresponsiveError):
+                    await engine.check_health()
             except EngineDeadError as error:
                 return f"{name}: {error}"
         await asyncio.sleep(HEALTH_INTERVAL)
