@@ -152,7 +152,8 @@ class Program:
 
 def measure_bandwidth(threads: int, bytes: int = 536870912, seconds: float = 0.5) -> float:
     """Bytes per second that `threads` threads read from memory, one sequential stream each: the
-    median of the passes over `bytes` bytes within `seconds`. Raises KernelError, MemoryPlanError."""
+    median of the passes over `bytes` bytes within `seconds`. Raises KernelError,
+    MemoryPlanError."""
 
 def measure_peak(kind: Literal["f32", "bf16", "int8"], threads: int, seconds: float = 0.2) -> float:
     """Operations per second (a multiply-add is two) of `threads` threads in registers, by the
