@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from octavo.entrypoints.openai.state import Server
+    from octavo.entrypoints.openai.stop_signal import StopSignal
 
 logger = get_logger(__name__)
 
@@ -232,18 +233,6 @@ class _UvicornServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-class StopSignal:
-    """SIGTERM and SIGINT as something to wait for. The first asks to drain, the second to hurry."""
-
-    def __init__(self) -> None:
-        self.drain = asyncio.Event()
-        self.hurry = asyncio.Event()
-
-    def request(self) -> None:
-        """As if a signal came."""
-        (self.hurry if self.drain.is_set() else self.drain).set()
 
 
 async def serve(
