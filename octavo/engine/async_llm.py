@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.kv_spec import BLOCK_SIZE
@@ -112,7 +113,7 @@ class AsyncLLM:
         resolve = partial(
             resolve_model, model.model, revision=model.revision, load_format=model.load_format
         )
-        with contextlib.closing(await loop.run_in_executor(None, resolve)) as files:
+        with contextlib.closing(await _in_daemon_thread(resolve)) as files:
             await client.launch(config, str(files.path))
             tokenizer = await loop.run_in_executor(None, tokenizer_of, model, files)
             await client.ready()
@@ -299,6 +300,32 @@ class AsyncLLM:
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+
+async def _in_daemon_thread(function: Callable[[], T]) -> T:
+    """Call it in a thread that the process does not wait for at its end (a download is slow)."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast("T", result))
+
+    def call() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except Exception as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop may be closed already
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=call, name="octavo-resolve", daemon=True).start()
+    return await done
 
 
 def _log_failure(task: asyncio.Future[None]) -> None:

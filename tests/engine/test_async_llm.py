@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -249,6 +250,28 @@ def test_prefix_cache_can_be_reset(model: Path) -> None:
         assert (await collect(engine, prompt, params(), "c")).num_cached_tokens == 0
 
     with_engine(model, test)
+
+
+def test_a_start_that_is_given_up_waits_for_no_download(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def never(*_: Any, **__: Any) -> Any:
+        begun.set()
+        end.wait()
+
+    monkeypatch.setattr("octavo.models.files.resolve_model", never)
+
+    async def main() -> None:
+        start = asyncio.ensure_future(AsyncLLM.start(EngineConfig.from_flat(model=str(model))))
+        await asyncio.to_thread(begun.wait)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+
+    asyncio.run(main())  # it joins the loop's own threads
+    end.set()
 
 
 class TestDeath:
