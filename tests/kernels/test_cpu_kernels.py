@@ -130,7 +130,16 @@ def attention_twin(
 @all_kernels
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim"),
-    [(1, 1, 2), (3, 1, 6), (2, 2, 80), (4, 1, 96), (2, 1, 128), (4, 2, 256), (1, 1, 512), (17, 1, 64)],
+    [
+        (1, 1, 2),
+        (3, 1, 6),
+        (2, 2, 80),
+        (4, 1, 96),
+        (2, 1, 128),
+        (4, 2, 256),
+        (1, 1, 512),
+        (17, 1, 64),
+    ],
 )
 def test_attention_of_any_head_shape(
     tier: str, dtype: DType, num_heads: int, num_kv_heads: int, head_dim: int
@@ -192,7 +201,7 @@ def test_a_long_prompt_decodes_as_it_was_prefilled(tier: str, dtype: DType) -> N
 
 @all_kernels
 def test_a_sink_takes_its_share_of_the_softmax(tier: str, dtype: DType) -> None:
-    """None of it changes no bit; all of it leaves nothing; ln of the sum of the rest leaves half."""
+    """One of nothing changes no bit, one of all leaves nothing, one of as much leaves half."""
     backend = BACKENDS[tier, dtype, 2]
     heads = HeadShape(num_heads=3, num_kv_heads=1, head_dim=32)
     weight = tensor(1, 5 * 32, 16, scale=0.25)
