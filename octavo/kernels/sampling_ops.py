@@ -80,7 +80,8 @@ class SamplingOps(ABC):
     2^35 times less likely than the first has no weight.
 
     Filters, in vLLM's order: min_p keeps z >= float32(log(min_p)); top-k the k most likely of
-    these; top-p the fewest most likely of these that together weigh top_p of what these do. The most likely token always stays; among equal logits the lower id is the more likely.
+    these; top-p the fewest most likely of these that together weigh top_p of what these do. The
+    most likely token always stays; among equal logits the lower id is the more likely.
     """
 
     # ---- edits

@@ -31,7 +31,7 @@ class TorchSampling(SamplingOps):
         if bitmask.shape != (len(rows), num_words):
             raise KernelError(f"a bitmask of {bitmask.shape} for {len(rows)} rows of {num_words}")
         bits = torch.from_numpy(bitmask)[:, :, None] >> torch.arange(32, dtype=torch.int32) & 1
-        allowed = bits.reshape(len(rows), -1)[:, : logits.shape[1]].bool()
+        allowed = bits.reshape(len(rows), 32 * num_words)[:, : logits.shape[1]].bool()
         logits[_index(rows)] = logits[_index(rows)].masked_fill(~allowed, -torch.inf)
 
     def add_bias(
