@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from benchmarks.side_by_side import online
 from benchmarks.side_by_side.contestants import CONTESTANTS, PAIRS, Contestant
 from benchmarks.side_by_side.results import Results, table
 from benchmarks.side_by_side.session import loaded, run_round
@@ -23,11 +25,17 @@ from octavo.entrypoints.cli.fetch import fetch_model
 from octavo.env import octavo_home
 from octavo.kernels.cpu_ceilings import measure_ceilings
 
+_FIRST_PORT = 18431
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the session that the arguments ask for; print the table. Returns the exit status."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the drivers
     options = _parser().parse_args(arguments)
+    return _online(options) if options.online else _offline(options)
+
+
+def _offline(options: argparse.Namespace) -> int:
     contestants = {name: CONTESTANTS[name] for name in options.contestants}
     workloads = {name: WORKLOADS[name] for name in options.workloads}
     weights = export_weights(options.model, options.cache)
@@ -65,6 +73,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if results.runs else 1
 
 
+def _online(options: argparse.Namespace) -> int:
+    weights = export_weights(options.model, options.cache)
+    prompts = options.cache / "prompts.txt"
+    prompts.write_text("".join(f"{line}\n" for line in online.prompts(128)))
+    runs: list[online.OnlineRun] = []
+    with ExitStack() as stack:
+        servers = {}
+        for i, (name, start) in enumerate(online.SERVERS.items()):
+            server = stack.enter_context(
+                start(options.cache, weights["bf16 folder"], options.num_threads, _FIRST_PORT + i)
+            )
+            server.wait_ready(online.READY_SECONDS)
+            server.pause()
+            servers[name] = server
+        for number in range(-1, options.rounds):  # the first is not counted: compiled, warmed up
+            for concurrency in online.CONCURRENCIES:
+                found = online.run_round(number, concurrency, servers, prompts)
+                runs += found if number >= 0 else []
+            print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+    print(online.table(runs))
+    if options.output is not None:
+        settings = {"model": options.model, "num_threads": options.num_threads}
+        text = online.to_json(runs, machine=machine(), settings=settings)
+        options.output.write_text(text + "\n")
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="peers.py",
@@ -79,6 +114,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME",
         help=f"of {', '.join(WORKLOADS)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--online", action="store_true",
+        help="servers instead: 64 tokens in, 64 out, over HTTP from one client",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5, help="at least 5 for a claim")
     parser.add_argument("--num-threads", type=int, default=2)
