@@ -7,17 +7,18 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from benchmarks.side_by_side import online
-from benchmarks.side_by_side.contestants import CONTESTANTS, PAIRS, Contestant
+from benchmarks.side_by_side.contestants import CONTESTANTS, PAIRS, ROOT, Contestant
 from benchmarks.side_by_side.results import Results, table
 from benchmarks.side_by_side.session import loaded, run_round
 from benchmarks.side_by_side.workloads import WORKLOADS, Workload
 from octavo.config.engine import EngineConfig
+from octavo.config.sections import ModelConfig
 from octavo.entrypoints.bench.costs import Cost, total
 from octavo.entrypoints.bench.report import machine
 from octavo.entrypoints.bench.step_lab import step_lab
@@ -32,13 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the session that the arguments ask for; print the table. Returns the exit status."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the drivers
     options = _parser().parse_args(arguments)
+    options.cache = options.cache.absolute()
     return _online(options) if options.online else _offline(options)
 
 
 def _offline(options: argparse.Namespace) -> int:
     contestants = {name: CONTESTANTS[name] for name in options.contestants}
     workloads = {name: WORKLOADS[name] for name in options.workloads}
-    weights = export_weights(options.model, options.cache)
+    wanted = {c.weights for c in contestants.values()} | {"bf16 folder"}
+    weights = export_weights(options.model, options.cache, wanted)
     results = Results(
         machine=machine(),
         settings={
@@ -54,7 +57,7 @@ def _offline(options: argparse.Namespace) -> int:
         name: partial(c.start, options.cache, weights, options.num_threads)
         for name, c in contestants.items()
     }
-    with loaded(starts, results) as drivers:
+    with loaded(starts, results, vocab_size) as drivers:
         for number in range(options.rounds):
             for workload in workloads.values():
                 run_round(
@@ -74,7 +77,7 @@ def _offline(options: argparse.Namespace) -> int:
 
 
 def _online(options: argparse.Namespace) -> int:
-    weights = export_weights(options.model, options.cache)
+    weights = export_weights(options.model, options.cache, {"bf16 folder"})
     prompts = options.cache / "prompts.txt"
     prompts.write_text("".join(f"{line}\n" for line in online.prompts(128)))
     runs: list[online.OnlineRun] = []
@@ -129,22 +132,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def export_weights(model: str, cache: Path) -> dict[str, Path]:
-    """The model in every form that a contestant needs: the very same weights, by `octavo export`.
-    What is there is kept."""
-    from octavo.config.sections import ModelConfig
-
-    file = fetch_model(ModelConfig(model=model))
+def export_weights(model: str, cache: Path, wanted: Collection[str]) -> dict[str, Path]:
+    """The model in the forms that are wanted: the very same weights, by `octavo export`. What is
+    there is kept."""
+    file = fetch_model(ModelConfig(model=model)).absolute()
     folder = cache / "weights" / file.stem
     folder.mkdir(parents=True, exist_ok=True)
-    exports = {"bf16 folder": ("hf", folder / "bf16"), "bf16 gguf": ("gguf", folder / "bf16.gguf")}
-    for kind, out in exports.values():
-        if not out.exists():
-            command = ["octavo", "export", str(file), str(out), "--format", kind]
-            subprocess.run(
-                [sys.executable, "-m", *command, "--dtype", "bfloat16"], check=True, text=True
-            )
-    return {"file": Path(file), **{name: out for name, (_, out) in exports.items()}}
+    forms = {"bf16 folder": ("hf", folder / "bf16"), "bf16 gguf": ("gguf", folder / "bf16.gguf")}
+    for name, (kind, out) in forms.items():
+        if name in wanted and not out.exists():
+            arguments = [str(file), str(out), "--format", kind, "--dtype", "bfloat16"]
+            command = [sys.executable, "-m", "octavo", "export", *arguments]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+    return {"file": file, **{name: out for name, (_, out) in forms.items()}}
 
 
 def count_costs(
