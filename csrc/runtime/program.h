@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "api/kernel_table.h"
@@ -122,6 +123,7 @@ class Program {
   const ValueInfo& read_residual(int id);
   const ValueInfo& read_residual(int id, const ValueInfo& like, std::int64_t width);
   const ValueInfo& read_act(int id, std::int64_t width);
+  int operand(int x, const PackedLinear& weight, bool gated);
   void add_op(const char* name, Rows rows, int writes, std::function<void(const Task&)> run,
               bool row_local = true, bool skip_by_rows = false);
   void need_scratch(std::int64_t bytes);
@@ -143,6 +145,7 @@ class Program {
   std::vector<std::unique_ptr<Value>> values_;
   std::vector<Op> ops_;
   std::vector<std::pair<int, int>> in_place_;  // (residual, result)
+  std::map<std::tuple<int, int, int>, int> quantized_;  // (value, group, zero point) → int8 form
   std::vector<std::pair<std::string, int>> taps_;
   std::vector<std::shared_ptr<const void>> kept_;
   std::shared_ptr<KvCache> cache_;

@@ -71,7 +71,7 @@ class SamplerOptions:
     vocab_size: int = 49152
     num_tokens: int = 256
     rounds: int = 15
-    seconds: float = 2.0
+    seconds: float = 1.0
     num_threads: int | None = None
     seed: int = 0
 
