@@ -6,9 +6,9 @@ GGUF formats are compared with the float32 model of exactly the same (dequantize
 left is what int8 activations, a bfloat16 KV cache and the order of sums do. Online int8 and int4
 are compared with the bfloat16 model, rounding of weights included.
 
-The only small model at hand is quantized itself. Its weights get uniform noise of up to half a
-step of their own quantization, which makes them a checkpoint that the file may have come from;
-otherwise rounding them again would find the same grid and show no error.
+The small model at hand is quantized itself: rounding it to the same grid would show no error. For
+int8 and int4 its weights get uniform noise of up to half a step of their own quantization, which
+makes them a checkpoint that the file may have come from.
 
 The text is the language reference in Python's standard library (`pydoc_data.topics`).
 """
@@ -65,20 +65,21 @@ class Variant:
     limit: float
 
 
-def variant_of(name: str, base: Weights) -> Variant:
+def variant_of(name: str, stored: Weights) -> Variant:
     """ "bfloat16": the checkpoint alone; "int8", "int4": rounded while it is loaded; or a format of
     GGUF blocks."""
     if name in ("int8", "int4"):
+        rng = np.random.default_rng(0)
         return Variant(
             name=name,
-            weights=base,
+            weights={n: _off_the_grid(tensor, rng) for n, tensor in stored.items()},
             quantization=quantization_of(name, "auto"),
             reference_dtype=DType.BF16,
             limit={"int8": 0.02, "int4": 0.1}[name],
         )
     return Variant(
         name=name,
-        weights={n: in_blocks(tensor, DType(name)) for n, tensor in base.items()},
+        weights={n: in_blocks(tensor, DType(name)) for n, tensor in stored.items()},
         quantization=quantization_of("gguf", "auto"),
         reference_dtype=DType.F32,
         limit=1e-3 if name == "bfloat16" else 5e-3,
@@ -86,37 +87,32 @@ def variant_of(name: str, base: Weights) -> Variant:
 
 
 def checkpoint(files: ModelFiles) -> Weights:
-    """The weights under the model's names, float32, moved off the grid they are stored on."""
-    rng = np.random.default_rng(0)
-    model = build_model(files.config)
-    return {
-        name: HostTensor.of(_off_the_grid(tensor, rng))
-        for name, tensor in fitting_weights(model, files.weights())
-    }
+    """The weights under the model's names, as they are stored."""
+    return dict(fitting_weights(build_model(files.config), files.weights()))
 
 
-def _off_the_grid(tensor: HostTensor, rng: np.random.Generator) -> np.ndarray:
+def _off_the_grid(tensor: HostTensor, rng: np.random.Generator) -> HostTensor:
     values = tensor.to_float32()
     if not tensor.dtype.is_block_format:
-        return values
+        return HostTensor.of(values)
     group = 16 if tensor.dtype is DType.Q6_K else 32
     bits = {"q4": 4, "q5": 5, "q6": 6, "q8": 8}[tensor.dtype.value[:2]]
     x = values.reshape(-1, group)
     step = (x.max(-1, keepdims=True) - x.min(-1, keepdims=True)) / ((1 << bits) - 1)
     noise = rng.random(x.shape, dtype=np.float32) - np.float32(0.5)
-    return (x + step * noise).reshape(values.shape)
+    return HostTensor.of((x + step * noise).reshape(values.shape))
 
 
 def in_blocks(tensor: HostTensor, dtype: DType) -> HostTensor:
-    """A matrix in a block format, or in the one that llama.cpp takes instead; others as they are."""
-    if len(tensor.shape) != 2 or not dtype.is_block_format:
+    """A matrix in a block format, or in the one that llama.cpp takes for its width instead."""
+    if len(tensor.shape) != 2 or not dtype.is_block_format or tensor.dtype is dtype:
         return tensor
     if dtype in _WITHOUT_SUPER_BLOCKS and tensor.shape[1] % SUPER_BLOCK:
         dtype = _WITHOUT_SUPER_BLOCKS[dtype]
     if dtype in _WITHOUT_SUPER_BLOCKS:
-        data = encode(tensor.data, dtype)
+        data = encode(tensor.to_float32(), dtype)
     else:
-        data = gguf.quantize(tensor.data, gguf.GGMLQuantizationType[dtype.name])
+        data = gguf.quantize(tensor.to_float32(), gguf.GGMLQuantizationType[dtype.name])
     return HostTensor(data, dtype, tensor.shape)
 
 
@@ -236,10 +232,10 @@ def main() -> None:
     files = resolve_model(args.model)
     token_ids = text_tokens(files, max(args.text_tokens, args.num_tokens))
     results = []
-    base = checkpoint(files)
+    stored = checkpoint(files)
     for name in args.formats.split(","):
         result = measure(
-            variant_of(name, base), files, token_ids, args.num_tokens, args.num_threads
+            variant_of(name, stored), files, token_ids, args.num_tokens, args.num_threads
         )
         results.append(result)
         print("  ".join(f"{key} {value}" for key, value in result.items()), flush=True)

@@ -37,14 +37,18 @@ OCTAVO_INLINE float quantize_group(const float* x, int count, std::int8_t* codes
 // infinite.
 template <class E>
 OCTAVO_INLINE float widen_row(const typename E::T* x, int k, int k_padded, float* row) {
-  F32 poison = set1(0.0f);
-  const int stored = round_up(k, kColumnPad);
-  for (int j = 0; j < stored; j += kLanes) {
-    const F32 v = E::widen(x + j);
-    poison = fma(v, set1(0.0f), poison);
+  const F32 zero = set1(0.0f);
+  F32 poison = zero;
+  for (int j = 0; j < k_padded; j += kLanes) {
+    F32 v = j < k ? E::widen(x + j) : zero;
+    if (j < k && j + kLanes > k) {  // what lies behind a row's last column is undefined
+      store(row + j, v);
+      for (int i = k; i < j + kLanes; ++i) row[i] = 0.0f;
+      v = load(row + j);
+    }
+    poison = fma(v, zero, poison);
     store(row + j, v);
   }
-  for (int j = stored; j < k_padded; j += kLanes) store(row + j, set1(0.0f));
   return reduce_add(poison);
 }
 
