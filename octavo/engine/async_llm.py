@@ -166,6 +166,12 @@ class AsyncLLM:
             EngineDeadError: the engine died, or is shutting down.
         """
         self._ensure_accepting()
+        if params.logits_processors:
+            raise RequestError(
+                "logits_processors are for LLM, which runs in the caller's process; start the "
+                "engine with logits processor classes instead",
+                param="logits_processors",
+            )
         process = partial(self._input_processor.process, priority=priority, cache_salt=cache_salt)
         request = await self._in_thread(process, request_id, prompt, params)
         self._ensure_accepting()

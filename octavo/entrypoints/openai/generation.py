@@ -65,7 +65,9 @@ class Generation:
             {
                 engine_id: 0 if i else len(prompt)  # n completions share the prompt
                 for request_id, prompt in zip(self._ids, self.prompts)
-                for i, engine_id in enumerate(engine_request_ids(request_id, self.params.n))
+                for i, engine_id in enumerate(
+                    engine_request_ids(request_id, self.params.num_sequences)
+                )
             }
         )
 

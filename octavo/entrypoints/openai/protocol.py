@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from octavo.contracts.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from octavo.contracts.sampling_limits import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 
 MAX_TOOLS = 1024
 MAX_LABELS = 64
