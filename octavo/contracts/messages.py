@@ -81,7 +81,6 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
             of its prompt are, for those that fork it when it has ended.
         priority: lower runs first (policy "priority").
         cache_salt: requests share cached prefixes only within the same salt.
-        client_index: which of several front ends it comes from; there is one, 0.
         lora_name: adapter; part of block hashes. Refused until there is LoRA.
         extras: per-feature payloads, keyed by feature.
     """
@@ -99,7 +98,6 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     leaves_fork_source: bool = False
     priority: int = 0
     cache_salt: str | None = None
-    client_index: int = 0
     lora_name: str | None = None
     extras: dict[str, Any] = {}
 
@@ -155,9 +153,8 @@ class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False)
 
 
 class EngineOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """All that one step of core `engine_index` (one of several; there is one, 0) brought."""
+    """All that one step brought."""
 
-    engine_index: int = 0
     outputs: list[EngineOutput] = []
     stats: SchedulerStats | None = None
 

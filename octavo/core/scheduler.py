@@ -31,7 +31,7 @@ from octavo.core.policy import ORDERS, PassedOver, RequestQueue
 from octavo.core.request import Request, RequestStatus, check_request
 from octavo.core.step_plan import NO_DRAFTS, StepPlan, StepRecord
 from octavo.core.update import settle
-from octavo.errors import RequestError
+from octavo.errors import DuplicateIdError
 
 _MAX_LEFT = 2
 """Ended requests whose blocks are remembered for those that will fork them, per running one."""
@@ -103,7 +103,7 @@ class Scheduler:
         """
         request_id = request.request_id
         if request_id in self._requests or self._hooks.keeps(request_id):
-            raise RequestError(
+            raise DuplicateIdError(
                 f"request id {request_id!r} is in use; choose another", param="request_id"
             )
         check_request(request, self._max_model_len, self._max_len)
