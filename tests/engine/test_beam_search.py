@@ -146,13 +146,12 @@ def test_beams_share_blocks_and_compute_one_token_each(tmp_path: Path) -> None:
 
         scheduler.schedule = spy
         prompt = [i % 250 for i in range(1000)]
-        llm.beam_search([prompt], BeamSearchParams(beam_width=16, max_tokens=9, ignore_eos=True))
+        llm.beam_search([prompt], BeamSearchParams(beam_width=16, max_tokens=10, ignore_eos=True))
         computed = [s.total_num_scheduled_tokens for s in steps if s.num_scheduled_tokens]
         copies = [len(s.block_copies) for s in steps if s.num_scheduled_tokens]
-    assert computed == [1000] + [16] * 8
-    assert max(num_used) == 62 + 16
-    assert copies[1:8] == [16] * 7  # tokens 1000…1006: the block is not full; then it is
-    assert copies[8] == 0
+    assert computed == [1000] + [16] * 9
+    assert max(num_used[:9]) == 62 + 16
+    assert copies == [0] + [16] * 8 + [0]  # until the block of tokens 992…1007 is full
 
 
 @pytest.mark.parametrize(
