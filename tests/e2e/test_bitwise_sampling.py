@@ -111,9 +111,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "budget-16": {"max_num_batched_tokens": 16},
     "depth-3-threads-2": {"pipeline_depth": 3, "num_threads": 2},
     "threshold-7-depth-2": {"long_prefill_token_threshold": 7, "pipeline_depth": 2},
-    "small-pool": {"num_gpu_blocks_override": 13},
+    "small-pool": {"num_gpu_blocks_override": 10},
     "small-pool-depth-2": {
-        "num_gpu_blocks_override": 13,
+        "num_gpu_blocks_override": 10,
         "pipeline_depth": 2,
         "max_num_batched_tokens": 33,
     },
@@ -138,5 +138,5 @@ def test_together(
                 if prompt is not None:
                     assert output.num_cached_tokens == 0
         if "num_gpu_blocks_override" in options:
-            for kind in ("prompt", "repetition", "frequency", "bad-words"):
+            for kind in ("prompt", "repetition", "frequency", "bad-words", "processor", "thinking"):
                 assert any(kind in name for name in lab.preempted.counts), kind

@@ -8,7 +8,11 @@ import pytest
 
 from octavo.errors import ConfigError
 from octavo.sample import logits_processor
-from octavo.sample.logits_processor import ENTRY_POINT_GROUP, load_logits_processors
+from octavo.sample.logits_processor import (
+    ENTRY_POINT_GROUP,
+    load_logits_processors,
+    name_of,
+)
 from tests.sample.processors import Sharpen, Shift
 
 HERE = "tests.sample.processors"
@@ -46,3 +50,8 @@ def test_refused(name: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_logits_processors([name])
     assert says in str(caught.value)
+
+
+def test_classes_stand_for_their_names() -> None:
+    assert name_of(Shift) == f"{HERE}:Shift"
+    assert name_of("a.b:C") == "a.b:C"
