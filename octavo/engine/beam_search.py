@@ -19,7 +19,7 @@ import msgspec
 
 from octavo.contracts.beam_search_params import BeamSearchParams
 from octavo.contracts.messages import CompletionOutput, Logprob, RequestOutput
-from octavo.contracts.sampling_limits import MAX_LOGPROBS
+from octavo.contracts.sampling_limits import MAX_LOGPROB_VALUES, MAX_LOGPROBS
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
 from octavo.errors import RequestError
@@ -299,5 +299,12 @@ def begin_beam_search(
             f"beam_width={params.beam_width} needs {search.num_candidates} candidates a step for a "
             f"model with so many end ids; at most {MAX_LOGPROBS}: use fewer beams",
             param="beam_width",
+        )
+    num_logprobs = search.num_candidates * params.beam_width * (template.params.max_tokens or 0)
+    if num_logprobs > MAX_LOGPROB_VALUES:
+        raise RequestError(
+            f"beam_width={params.beam_width} and max_tokens={template.params.max_tokens} are up to "
+            f"{num_logprobs} log probabilities; at most {MAX_LOGPROB_VALUES}: lower one of them",
+            param="max_tokens",
         )
     return search

@@ -29,8 +29,8 @@ else:
 MAX_STATES = 2048
 """Of one pattern: about twice its length, counted repetitions written out."""
 
-MAX_TRANSITIONS = 4096
-"""Of one pattern. What a character of the text can take at most is in proportion to them."""
+MAX_TRANSITIONS = 2048
+"""Of all patterns of a request: what a character of the text can take is in proportion to them."""
 
 _CACHE_SIZE = 256
 _UNLIMITED = _constants.MAXREPEAT
@@ -75,6 +75,7 @@ class StopRegex:
 
     Attributes:
         accept: the state in which a match is complete.
+        num_transitions: from states that read to those that come next.
         starts: states in which a match begins; `first_starts` where nothing has been read.
 
     Raises:
@@ -105,11 +106,11 @@ class StopRegex:
         self.first_starts = self._reachable([start], is_beginning=True)
         if self.accept in self.first_starts:
             raise _refused(pattern, "matches the empty string, which is everywhere")
-        num_transitions = 0
+        self.num_transitions = 0
         for state in self._readers:
             state.next = self._reachable(state.after)
-            num_transitions += len(state.next)
-            if num_transitions > MAX_TRANSITIONS:
+            self.num_transitions += len(state.next)
+            if self.num_transitions > MAX_TRANSITIONS:
                 raise _refused(pattern, f"is too large: more than {MAX_TRANSITIONS} transitions")
 
     # ---------------------------------------------------------------- building
@@ -260,9 +261,15 @@ class RegexMatcher:
 
 
 def check_stop_regexes(patterns: Iterable[str]) -> None:
-    """Raise RequestError for one that cannot be used."""
+    """Raise RequestError for one that cannot be used, or for all of them being too large."""
+    num_transitions = 0
     for pattern in patterns:
-        _compiled(pattern)
+        num_transitions += _compiled(pattern).num_transitions
+        if num_transitions > MAX_TRANSITIONS:
+            raise _refused(
+                pattern,
+                f"and those before it are too large: more than {MAX_TRANSITIONS} transitions",
+            )
 
 
 @lru_cache(maxsize=_CACHE_SIZE)

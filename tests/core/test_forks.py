@@ -152,3 +152,16 @@ def test_ended_parents_hold_nothing_and_are_few() -> None:
     core.run()
     core.check_complete()
     assert core.worker.num_computed_tokens == 9 * 20 + 21 + 1
+
+
+def test_a_request_that_does_not_read_the_cache_still_forks() -> None:
+    core = FakeCore()
+    core.add("before", [1] * 40, max_tokens=1)
+    core.run()
+    core.add_n("n", 2, [1] * 40, max_tokens=1, skip_reading_prefix_cache=True)
+    core.run()
+    core.check_complete()
+    assert core.worker.num_computed_tokens == 40 + 40 + 1
+    core.add("after", [1] * 40, max_tokens=1)  # what was computed is cached for others
+    core.run()
+    assert core.worker.num_computed_tokens == 40 + 40 + 1 + 8

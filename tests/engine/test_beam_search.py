@@ -176,5 +176,9 @@ def test_refused(values: dict[str, Any], says: str) -> None:
 def test_what_does_not_fit_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="max_model_len=128"):
         llm.beam_search([[1] * 120], BeamSearchParams(beam_width=2, max_tokens=9))
+    llm.beam_search([[1]], BeamSearchParams(beam_width=128, max_tokens=1))
+    llm.llm_engine.input_processor._eos_token_ids = [EOS, 1, 2]
+    with pytest.raises(RequestError, match="at most 4194304: lower one of them"):
+        llm.beam_search([[1]], BeamSearchParams(beam_width=128, max_tokens=127))
     with pytest.raises(RequestError, match="must be BeamSearchParams"):
         llm.beam_search([[1]], object())  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ def test_within_min_tokens_it_is_text() -> None:
         ("a*", "matches the empty string"),
         ("^", "matches the empty string"),
         ("(a{1000}){1000}", f"is too large: more than {MAX_STATES} states"),
-        ("a?" * 200 + "b", "is too large: more than 4096 transitions"),
+        ("a?" * 200 + "b", "is too large: more than 2048 transitions"),
         ("(" * 2000 + "a" + ")" * 2000, "is nested too deeply"),
     ],
 )
@@ -106,6 +106,12 @@ def test_refused(pattern: str, says: str) -> None:
         check_stop_regexes([pattern])
     assert says in str(caught.value)
     assert caught.value.param == "stop_regex"
+
+
+def test_several_are_bounded_together() -> None:
+    check_stop_regexes(["x.{0,300}y", "z.{0,300}y"])
+    with pytest.raises(RequestError, match="those before it are too large"):
+        check_stop_regexes(["x.{0,300}y", "z.{0,300}y", "u.{0,300}v", "w.{0,300}v"])
 
 
 @pytest.mark.parametrize(
