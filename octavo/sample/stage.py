@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -25,11 +25,13 @@ class SampleBatch:
         positions: [R] absolute position of the token to be sampled.
         token_ids: [num_rows, max_model_len + 1] int32, the persistent batch: before logits row i
             come token_ids[rows[i], :positions[i]], drafts included.
+        failed: logits rows that a stage could not edit, and why: their requests end.
     """
 
     rows: np.ndarray
     positions: np.ndarray
     token_ids: np.ndarray
+    failed: dict[int, str] = field(default_factory=dict)
 
 
 class LogitsStage(RunnerFeature, ABC):
@@ -67,6 +69,10 @@ class RequestRows(Generic[T]):
             return None
         found = np.flatnonzero(self._has_state[rows])
         return found if len(found) else None
+
+    def get(self, row: int) -> T | None:
+        """The state of a row, if it has one."""
+        return self._states.get(row)
 
     def of(self, rows: np.ndarray) -> list[T]:
         """The states of rows that have one."""
