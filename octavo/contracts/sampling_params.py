@@ -23,6 +23,7 @@ from octavo.contracts.checks import (
     plain_float,
     plain_int,
 )
+from octavo.contracts.structured_outputs import StructuredOutputsParams
 from octavo.errors import RequestError, shown
 
 MAX_N = 128
@@ -39,7 +40,6 @@ SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
 # Fields that exist in vLLM and whose stage Octavo does not have yet, with their neutral values.
 _NOT_YET: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": (None,),
-    "structured_outputs": (None,),
     "thinking_token_budget": (None,),
     "repetition_detection": (None,),
     "extra_args": (None,),
@@ -90,6 +90,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         allowed_token_ids: only these may be sampled.
         bad_words: what may not be generated, at the beginning of a word or after a space: the last
             token of each is masked where the output ends with those before it.
+        structured_outputs: what the output must be: JSON, a regular expression, … (docs/
+            structured-outputs.md). With `ignore_eos` it goes on while the grammar allows more.
 
     The remaining fields are vLLM's and refused unless neutral (see the README's table).
     """
@@ -116,7 +118,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputsParams | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -214,6 +216,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise RequestError(
                 f"output_kind={shown(self.output_kind)} must be a RequestOutputKind",
                 param="output_kind",
+            )
+        structured = self.structured_outputs
+        if structured is not None and not isinstance(structured, StructuredOutputsParams):
+            raise RequestError(
+                f"structured_outputs={shown(structured)} must be StructuredOutputsParams",
+                param="structured_outputs",
             )
         self._check_stop()
         self._check_logit_bias()

@@ -1,7 +1,7 @@
 """Sampling: from a step's logits to token ids and log probabilities.
 
 The order is vLLM's. Log probabilities are those of the raw logits. Then the logits are edited:
-allowed ids, bad words, stop ids of requests below `min_tokens`, biases, penalties. Then each row is
+grammars, allowed ids, bad words, stop ids of requests below `min_tokens`, biases, penalties. Then each row is
 drawn (greedy where its temperature is 0): temperature, min-p, top-k, top-p. A stage that no request
 in the batch needs costs nothing. A stage is a small class with state per row of the persistent
 batch and `RunnerFeature`'s life cycle.
@@ -18,7 +18,7 @@ from octavo.config.sections import LogprobsMode
 from octavo.contracts.features import RunnerFeature
 from octavo.contracts.messages import LogprobRows
 from octavo.kernels.ops import Backend
-from octavo.sample.logit_ops import AllowedTokens, BadWords, LogitBias, MinTokens
+from octavo.sample.logit_ops import AllowedTokens, BadWords, GrammarMask, LogitBias, MinTokens
 from octavo.sample.logprobs import Logprobs
 from octavo.sample.params_state import DrawParams
 from octavo.sample.penalties import Penalties
@@ -26,7 +26,8 @@ from octavo.sample.stage import LogitsStage, SampleBatch
 
 _NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 _NOTHING_LEFT = (
-    "no token may come next: allowed_token_ids, bad_words and min_tokens together exclude all"
+    "no token may come next: structured_outputs, allowed_token_ids, bad_words and min_tokens together "
+    "exclude all"
 )
 
 
@@ -67,6 +68,7 @@ class Sampler:
         self._is_raw = logprobs_mode.startswith("raw")
         self._is_normalized = logprobs_mode.endswith("logprobs")
         self._edits: tuple[LogitsStage, ...] = (
+            GrammarMask(),
             AllowedTokens(num_rows, vocab_size),
             BadWords(num_rows),
             MinTokens(num_rows, vocab_size),
