@@ -1,10 +1,10 @@
 """Sampling: from a step's logits to token ids and log probabilities.
 
 The order is vLLM's. Log probabilities are those of the raw logits. Then the logits are edited:
-grammars, allowed ids, bad words, stop ids of requests below `min_tokens`, biases, penalties. Then each row is
-drawn (greedy where its temperature is 0): temperature, min-p, top-k, top-p. A stage that no request
-in the batch needs costs nothing. A stage is a small class with state per row of the persistent
-batch and `RunnerFeature`'s life cycle.
+grammars, allowed ids, bad words, stop ids of requests below `min_tokens`, biases, penalties. Then
+each row is drawn (greedy where its temperature is 0): temperature, min-p, top-k, top-p. A stage
+that no request in the batch needs costs nothing. A stage is a small class with state per row of the
+persistent batch and `RunnerFeature`'s life cycle.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from octavo.sample.stage import LogitsStage, SampleBatch
 
 _NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 _NOTHING_LEFT = (
-    "no token may come next: structured_outputs, allowed_token_ids, bad_words and min_tokens together "
-    "exclude all"
+    "no token may come next: structured_outputs, allowed_token_ids, bad_words and min_tokens "
+    "together exclude all"
 )
 
 

@@ -1,9 +1,9 @@
 """Structured outputs in the core: who waits for a grammar, and which tokens may come next.
 
 A request with a grammar waits until that is compiled (`GrammarCompiler`), while others run. Then it
-has a matcher, which follows its *known* output tokens: what a step in flight has sampled is looked at
-when it is known and the next mask is needed, so that a preempted request, or one whose results in
-flight are dropped, needs nothing undone.
+has a matcher, which follows its *known* output tokens: what a step in flight has sampled is looked
+at when it is known and the next mask is needed, so that a preempted request, or one whose results
+in flight are dropped, needs nothing undone.
 """
 
 from __future__ import annotations

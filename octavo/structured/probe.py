@@ -1,9 +1,9 @@
 """Every grammar is compiled in a process of its own first: `python -m octavo.structured.probe`.
 
 llguidance's limits bound what a grammar may become, not what its text may do to the compiler: five
-thousand rules in a row overflow a usual stack, tens of thousands of terminals within each other take
-minutes. So a grammar that nobody has compiled yet may kill this process, or make the kernel kill it
-for time or memory, and only its request fails. What compiles here compiles in the engine.
+thousand rules in a row overflow a usual stack, tens of thousands of terminals within each other
+take minutes. So a grammar that nobody has compiled yet may kill this process, or make the kernel
+kill it for time or memory, and only its request fails. What compiles here compiles in the engine.
 
 Messages are msgpack after their length in 4 bytes, over standard input and output: a `Start` and an
 empty `Verdict`, then a `GrammarSource` and its `Verdict` in turn.
@@ -30,7 +30,7 @@ from octavo.structured.backend import (
 )
 from octavo.structured.vocabulary import Vocabulary, sparse_tokenizer
 
-MAX_CPU_SECONDS = 5
+MAX_CPU_SECONDS = 3
 MAX_BYTES = 2 << 30
 """Address space of the process: its stack and libraries are a third of it."""
 

@@ -102,7 +102,7 @@ def _tags_grammar(tag: Mapping[str, Any]) -> str:
             raise _tag_error(f"has a structure that begins with {shown(begin)}, no trigger")
         rest = _quoted(begin[len(trigger) :]) if begin != trigger else ""
         options = {"whitespace_pattern": DEFAULT_WHITESPACE}
-        body = json.dumps({"x-guidance": options, **schema}, ensure_ascii=False)
+        body = json.dumps({"x-guidance": options, **schema})
         rules.append(f"trigger_{i}[lazy]: TEXT {_quoted(trigger)}")
         rules.append(f"tag_{i}: trigger_{i} {rest} %json {body} {_quoted(end) if end else ''}")
     tags = " | ".join(f"tag_{i}" for i in range(len(structures)))
@@ -131,5 +131,5 @@ def _tag_error(what: str) -> RequestError:
 
 
 def _quoted(text: str) -> str:
-    """A literal in Lark: JSON's strings."""
-    return json.dumps(text, ensure_ascii=False)
+    """A literal in Lark: a JSON string, in ASCII because a raw control character is an error."""
+    return json.dumps(text)

@@ -249,7 +249,7 @@ def test_accepted(field: str, given: Any, kept: Any) -> None:
         ("bad_words", ["x" * (MAX_BAD_WORD_LENGTH + 1)], f"longer than {MAX_BAD_WORD_LENGTH}"),
         ("bad_words", ["\udc00"], "half a surrogate pair"),
         ("logprob_token_ids", [], "logprob_token_ids=[] is not supported yet"),
-        ("structured_outputs", {}, "not supported yet"),
+        ("structured_outputs", {}, "must be StructuredOutputsParams"),
         ("thinking_token_budget", 1, "not supported yet"),
         ("repetition_detection", object(), "not supported yet"),
         ("extra_args", {"x": 1}, "not supported yet"),

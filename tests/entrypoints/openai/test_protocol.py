@@ -16,7 +16,6 @@ TABLES = {
 }
 # A value of each unsupported field that asks for something.
 MEANS_SOMETHING: dict[str, Any] = {
-    "response_format": {"type": "json_object"},
     "service_tier": "flex",
     "length_penalty": 2.0,
     "stream_interval": 5,
