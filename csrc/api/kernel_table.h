@@ -1,6 +1,6 @@
 // The kernels as a table of function pointers: filled by the scalar tier, overlaid by every tier
-// that the machine supports (dispatch/). Arrays are indexed by DType of weights, activations and
-// cache.
+// that the machine supports (dispatch/). Arrays are indexed by WeightFormat, and by DType of
+// activations and cache. Where a format is float32 or bfloat16, that is the activations' type, too.
 #pragma once
 
 #include "api/types.h"
@@ -53,8 +53,9 @@ struct AttentionArgs {
   KvView kv;
   HeadShape heads;
   float scale;
-  float soft_cap;  // 0: none
-  int window;      // 0: none
+  float soft_cap;      // 0: none
+  int window;          // 0: none
+  const float* sinks;  // [num_heads], or null
   const AttentionPartials* partials;
   std::int64_t partial_rows;  // how many they hold
 };
@@ -69,9 +70,23 @@ struct NormArgs {
   float offset;
 };
 
+// Activations as a quantized weight reads them: a Buffer of float32 whose rows hold, for `groups`
+// groups of K (1: all of the row),
+//   int8 codes[k_padded]; float scales[groups]; corrections[groups]
+// with x = scale * code. A correction is int32 -zero_point * (sum of the group's codes), or, for
+// weights with minima, float32 scale * (sum of the group's codes).
+struct QuantizeArgs {
+  const Buffer* x;
+  const Buffer* out;
+  int k_padded;
+  int group;  // 0: all of a row
+  int zero_point;
+  bool has_min;
+};
+
 struct EmbeddingArgs {
-  TableWeight table;           // or
-  const LinearWeight* weight;  // panels of a tied head, where not null
+  TableWeight table;           // rows, or
+  const LinearWeight* weight;  // panels
   const Buffer* out;
   int width;
   float scale;
@@ -80,18 +95,20 @@ struct EmbeddingArgs {
 struct KernelTable {
   const char* tier;
 
-  void (*linear[kNumDTypes])(const LinearArgs&, const Task&);
-  void (*gated_linear[kNumDTypes])(const GatedArgs&, const Task&);
-  void (*logits[kNumDTypes])(const LogitsArgs&, const Task&);
+  void (*linear[kNumWeightFormats])(const LinearArgs&, const Task&);
+  void (*gated_linear[kNumWeightFormats][kNumDTypes])(const GatedArgs&, const Task&);
+  void (*logits[kNumWeightFormats])(const LogitsArgs&, const Task&);
   // Split by rows: all in the first call. Otherwise the second call finishes heads after a barrier.
-  void (*qkv_project[kNumDTypes])(const QkvArgs&, const Task&);
+  void (*qkv_project[kNumWeightFormats][kNumDTypes])(const QkvArgs&, const Task&);
   void (*qkv_finish[kNumDTypes])(const QkvArgs&, const Task&);
   // The second call finishes, after a barrier, what the first dealt out by chunks.
   void (*attention[kNumDTypes])(const AttentionArgs&, const Task&);
   void (*attention_merge[kNumDTypes])(const AttentionArgs&, const Task&);
   void (*rms_norm[kNumDTypes])(const NormArgs&, const Task&);
   void (*rms_norm_add)(const NormArgs&, const Task&);
-  void (*embedding[kNumDTypes])(const EmbeddingArgs&, const Task&);
+  void (*quantize[kNumDTypes])(const QuantizeArgs&, const Task&);
+  void (*embedding_rows[kNumDTypes])(const EmbeddingArgs&, const Task&);
+  void (*embedding_panels[kNumWeightFormats])(const EmbeddingArgs&, const Task&);
 
   // Bytes of scratch that one thread needs.
   std::int64_t (*gemm_scratch)(int panels_per_group);
@@ -121,6 +138,7 @@ constexpr int kMaxBlock = 64;
 void overlay_scalar(KernelTable& table);
 void overlay_avx2(KernelTable& table);
 void overlay_avx512(KernelTable& table);
+void overlay_avx512_vnni(KernelTable& table);
 void overlay_avx512_bf16(KernelTable& table);
 void overlay_neon(KernelTable& table);
 

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "api/kernel_table.h"
@@ -72,7 +73,7 @@ class Program {
   int qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const KvLayer& kv,
                      const HeadShape& heads, std::shared_ptr<RopeTable> rope, const HeadNorm& norm);
   int attention(int q, const KvLayer& kv, const HeadShape& heads, float scale, int window,
-                float soft_cap);
+                float soft_cap, std::shared_ptr<PackedVector> sinks);
   int logits(int x, std::shared_ptr<PackedLinear> weight, float scale, float soft_cap);
   void finish();  // plans memory; after it, only runs
 
@@ -122,6 +123,7 @@ class Program {
   const ValueInfo& read_residual(int id);
   const ValueInfo& read_residual(int id, const ValueInfo& like, std::int64_t width);
   const ValueInfo& read_act(int id, std::int64_t width);
+  int operand(int x, const PackedLinear& weight, bool gated);
   void add_op(const char* name, Rows rows, int writes, std::function<void(const Task&)> run,
               bool row_local = true, bool skip_by_rows = false);
   void need_scratch(std::int64_t bytes);
@@ -143,6 +145,7 @@ class Program {
   std::vector<std::unique_ptr<Value>> values_;
   std::vector<Op> ops_;
   std::vector<std::pair<int, int>> in_place_;  // (residual, result)
+  std::map<std::tuple<int, int, int>, int> quantized_;  // (value, group, zero point) → int8 form
   std::vector<std::pair<std::string, int>> taps_;
   std::vector<std::shared_ptr<const void>> kept_;
   std::shared_ptr<KvCache> cache_;

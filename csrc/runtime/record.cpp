@@ -12,6 +12,7 @@ namespace {
 constexpr std::int64_t kMaxWidth = 1 << 24;
 
 int index(DType dtype) { return static_cast<int>(dtype); }
+int index(WeightFormat format) { return static_cast<int>(format); }
 
 std::int64_t padded_width(std::int64_t width) {
   return (width + kColumnPad - 1) / kColumnPad * kColumnPad;
@@ -142,7 +143,7 @@ int Program::embedding(std::shared_ptr<PackedTable> table, float scale) {
   const int out = add_residual(Rows::kTokens, table->columns());
   const EmbeddingArgs args{table->table(), nullptr, &values_[out]->buffer,
                            static_cast<int>(table->columns()), scale};
-  const auto kernel = kernels_->embedding[index(table->dtype())];
+  const auto kernel = kernels_->embedding_rows[index(table->dtype())];
   keep(table);
   add_op("embedding", Rows::kTokens, out, [=](const Task& task) { kernel(args, task); });
   return out;
@@ -154,7 +155,7 @@ int Program::embedding(std::shared_ptr<PackedLinear> table, float scale) {
   rules_.vocab = rules_.vocab ? std::min<std::int64_t>(rules_.vocab, w.n) : w.n;
   const int out = add_residual(Rows::kTokens, w.k);
   const EmbeddingArgs args{{}, &w, &values_[out]->buffer, w.k, scale};
-  const auto kernel = kernels_->embedding[index(table->dtype())];
+  const auto kernel = kernels_->embedding_panels[index(table->format())];
   keep(table);
   add_op("embedding", Rows::kTokens, out, [=](const Task& task) { kernel(args, task); });
   return out;
@@ -203,17 +204,45 @@ int Program::rms_norm(int x, std::shared_ptr<PackedVector> weight, int residual,
   return out;
 }
 
+// What a linear op multiplies: x, or for a quantized weight its int8 form, made once per value and
+// kind of group.
+int Program::operand(int x, const PackedLinear& weight, bool gated) {
+  require(weight.gated() == gated,
+          gated ? "gated_linear needs a gated weight" : "only gated_linear takes a gated weight");
+  const LinearWeight& w = weight.weight();
+  if (w.format == WeightFormat::kF32 || w.format == WeightFormat::kBf16) {
+    const DType dtype = w.format == WeightFormat::kF32 ? DType::kF32 : DType::kBf16;
+    require(dtype == act_, "the weight is of another dtype than activations");
+    read_act(x, w.k);
+    return x;
+  }
+  const WeightTraits& traits = traits_of(w.format);
+  const auto [known, is_new] = quantized_.try_emplace({x, traits.group, traits.zero_point}, -1);
+  if (is_new) {
+    const ValueInfo info = read_act(x, w.k);
+    const std::int64_t groups = traits.group ? w.k_padded / traits.group : 1;
+    known->second = add_value({info.rows, w.k_padded / 4 + 2 * groups, DType::kF32, Format::kAct});
+    const QuantizeArgs args{&values_[x]->buffer, &values_[known->second]->buffer,
+                            w.k_padded,          traits.group,
+                            traits.zero_point,   traits.has_min};
+    const auto kernel = kernels_->quantize[index(act_)];
+    need_scratch(w.k_padded * static_cast<std::int64_t>(sizeof(float)));
+    add_op("quantize", info.rows, known->second, [=](const Task& task) { kernel(args, task); });
+  }
+  read(known->second).operand = true;
+  return known->second;
+}
+
 int Program::linear(int x, std::shared_ptr<PackedLinear> weight, int residual) {
-  require(weight->dtype() == act_ && !weight->gated(),
-          "linear needs a plain weight of act's dtype");
   const LinearWeight& w = weight->weight();
-  const ValueInfo info = read_act(x, w.k);
+  const int rows = operand(x, *weight, false);
+  const ValueInfo info = values_[x]->info;
   const bool adds = residual >= 0;
   if (adds) read_residual(residual, info, w.n);
   const int out = add_residual(info.rows, w.n);
-  const LinearArgs args{&values_[x]->buffer, &w, adds ? &values_[residual]->buffer : nullptr,
+  const LinearArgs args{&values_[rows]->buffer, &w, adds ? &values_[residual]->buffer : nullptr,
                         &values_[out]->buffer};
-  const auto kernel = kernels_->linear[index(act_)];
+  const auto kernel = kernels_->linear[index(w.format)];
   keep(weight);
   need_scratch(kernels_->gemm_scratch(1));
   if (adds && x != residual) in_place_.emplace_back(residual, out);
@@ -223,12 +252,12 @@ int Program::linear(int x, std::shared_ptr<PackedLinear> weight, int residual) {
 }
 
 int Program::gated_linear(int x, std::shared_ptr<PackedLinear> weight, Activation activation) {
-  require(weight->dtype() == act_ && weight->gated(), "gated_linear needs a gated weight");
   const LinearWeight& w = weight->weight();
-  const ValueInfo info = read_act(x, w.k);
+  const int rows = operand(x, *weight, true);
+  const ValueInfo info = values_[x]->info;
   const int out = add_act(info.rows, w.n / 2);
-  const GatedArgs args{&values_[x]->buffer, &w, &values_[out]->buffer, activation};
-  const auto kernel = kernels_->gated_linear[index(act_)];
+  const GatedArgs args{&values_[rows]->buffer, &w, &values_[out]->buffer, activation};
+  const auto kernel = kernels_->gated_linear[index(w.format)][index(act_)];
   keep(weight);
   need_scratch(kernels_->gemm_scratch(1));
   add_op("gated_linear", info.rows, out, [=](const Task& task) { kernel(args, task); });
@@ -264,7 +293,6 @@ static KvView kv_view(const KvLayer& kv, DType dtype) {
 int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const KvLayer& kv,
                             const HeadShape& heads, std::shared_ptr<RopeTable> rope,
                             const HeadNorm& norm) {
-  require(weight->dtype() == act_ && !weight->gated(), "qkv needs a plain weight of act's dtype");
   use_kv(kv, heads);
   const LinearWeight& w = weight->weight();
   require(w.n == (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim,
@@ -279,13 +307,14 @@ int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const K
             "head norm weights must have head_dim elements");
   }
   group_use(kv.group).stores = true;
-  const Rows rows = read_act(x, w.k).rows;
+  const int input = operand(x, *weight, false);
+  const Rows rows = values_[x]->info.rows;
   require(rows == Rows::kTokens, "qkv_rope_store reads a value with rows TOKENS");
   const std::int64_t raw_rows =
       std::min(rules_.limits.max_tokens, kRowsPerThread * pool_->num_threads());
   const int raw = add_value({rows, w.n, DType::kF32, Format::kResidual}, raw_rows);
   const int out = add_act(rows, heads.num_heads * heads.head_dim);
-  const QkvArgs args{&values_[x]->buffer,
+  const QkvArgs args{&values_[input]->buffer,
                      &w,
                      &values_[raw]->buffer,
                      &values_[out]->buffer,
@@ -294,7 +323,7 @@ int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const K
                      rope ? rope->view() : RopeView{},
                      HeadNormView{norm.q ? norm.q->data() : nullptr,
                                   norm.k ? norm.k->data() : nullptr, norm.eps, norm.offset}};
-  const auto project = kernels_->qkv_project[index(act_)];
+  const auto project = kernels_->qkv_project[index(w.format)][index(act_)];
   const auto finish = kernels_->qkv_finish[index(act_)];
   keep(weight);
   keep(kv.cache);
@@ -312,12 +341,13 @@ int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const K
 }
 
 int Program::attention(int q, const KvLayer& kv, const HeadShape& heads, float scale, int window,
-                       float soft_cap) {
+                       float soft_cap, std::shared_ptr<PackedVector> sinks) {
   use_kv(kv, heads);
   const ValueInfo info = read_act(q, heads.num_heads * heads.head_dim);
   require(info.rows == Rows::kTokens, "attention reads a value with rows TOKENS");
   require(scale > 0.0f, "the attention scale must be positive");
   require(window >= 0 && soft_cap >= 0.0f, "window and soft_cap must not be negative");
+  require(!sinks || sinks->size() == heads.num_heads, "sinks must have num_heads elements");
   GroupUse& use = group_use(kv.group);
   use.window = use.attends && (use.window == 0 || window == 0) ? 0 : std::max(use.window, window);
   use.attends = true;
@@ -326,12 +356,20 @@ int Program::attention(int q, const KvLayer& kv, const HeadShape& heads, float s
   const std::int64_t partial_rows = pool_->num_threads() > 1 ? 2 * chunks * heads.num_heads : 0;
   partial_rows_ = std::max(partial_rows_, partial_rows);
   partial_width_ = std::max<std::int64_t>(partial_width_, (heads.head_dim + 15) / 16 * 16);
-  const AttentionArgs args{
-      &values_[q]->buffer, &values_[out]->buffer, kv_view(kv, act_), heads, scale, soft_cap, window,
-      &partials_,          partial_rows};
+  const AttentionArgs args{&values_[q]->buffer,
+                           &values_[out]->buffer,
+                           kv_view(kv, act_),
+                           heads,
+                           scale,
+                           soft_cap,
+                           window,
+                           sinks ? sinks->data() : nullptr,
+                           &partials_,
+                           partial_rows};
   const auto kernel = kernels_->attention[index(act_)];
   const auto merge = kernels_->attention_merge[index(act_)];
   keep(kv.cache);
+  keep(sinks);
   need_scratch(kernels_->attention_scratch(heads));
   values_[out]->first = static_cast<int>(ops_.size());
   add_op("attention", info.rows, -1, [=](const Task& task) { kernel(args, task); }, false);
@@ -342,14 +380,14 @@ int Program::attention(int q, const KvLayer& kv, const HeadShape& heads, float s
 }
 
 int Program::logits(int x, std::shared_ptr<PackedLinear> weight, float scale, float soft_cap) {
-  require(weight->dtype() == act_ && !weight->gated(), "logits need a plain weight of act's dtype");
   require(soft_cap >= 0.0f, "soft_cap must not be negative");
   const LinearWeight& w = weight->weight();
-  const Rows rows = read_act(x, w.k).rows;
+  const int input = operand(x, *weight, false);
+  const Rows rows = values_[x]->info.rows;
   require(rows == Rows::kLogits, "logits read a value with rows LOGITS");
   const int out = add_residual(rows, w.n);
-  const LogitsArgs args{&values_[x]->buffer, &w, &values_[out]->buffer, scale, soft_cap};
-  const auto kernel = kernels_->logits[index(act_)];
+  const LogitsArgs args{&values_[input]->buffer, &w, &values_[out]->buffer, scale, soft_cap};
+  const auto kernel = kernels_->logits[index(w.format)];
   keep(weight);
   need_scratch(kernels_->gemm_scratch(1));
   add_op("logits", rows, out, [=](const Task& task) { kernel(args, task); });

@@ -10,8 +10,9 @@ of the step, `Rows.LOGITS` values one row per (request, offset) that needs logit
 read from the step: one program serves every batch.
 
 Types. The residual stream is float32. `act` marks values in the back end's activation format
-(float32, or bfloat16 for bfloat16 weights; with quantized weights the back end quantizes in the
-producing op): only an op that takes `act` may read them.
+(float32 or bfloat16): only an op that takes `act` may read them. An op with a quantized weight
+quantizes them to int8 first, by row or by group of a row (contracts/weight_format.py):
+`scale = max |x| / 127`, `code = round(x * (127 / max |x|))`, ties to even, in float32.
 
 Invariance (DESIGN §5). Every reduction runs in one fixed order that depends only on the element's
 own row: GEMM over ascending K for every M, attention over absolute 256-token chunks of the keys and
@@ -30,6 +31,7 @@ import numpy as np
 
 from octavo.contracts.kv_spec import BlockCopy, KVCacheConfig
 from octavo.contracts.tensor import DType, HostTensor
+from octavo.contracts.weight_format import WeightFormat
 from octavo.kernels.sampling_ops import SamplingOps
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -208,12 +210,14 @@ class Ops(ABC):
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Weight | None = None,
     ) -> Value:
         """Causal paged attention of every token over its request's cached tokens, itself included
         → act [T, num_heads * head_dim]. Scores q·k * scale; with soft_cap c: c * tanh(score / c);
-        with a window w only the last w tokens count. Query head h reads kv head h // (H / Hkv).
-        Slots past a token's own position never influence it, even when they hold NaN; null blocks
-        of a window group are never read."""
+        with a window w only the last w tokens count. `sinks` [num_heads] are logits, neither scaled
+        nor capped, that count in each head's softmax and have no value (gpt-oss). Query head h
+        reads kv head h // (H / Hkv). Slots past a token's own position never influence it, even
+        when they hold NaN; null blocks of a window group are never read."""
 
     # ---- logits
 
@@ -316,12 +320,15 @@ class Backend(ABC):
         bias: Sequence[HostTensor] | None = None,
         *,
         gated: bool = False,
+        format: WeightFormat | None = None,
     ) -> Weight:
-        """A linear weight [sum n_i, K]. `gated`: parts are (gate, up) for `gated_linear`."""
+        """A linear weight [sum n_i, K]. `gated`: parts are (gate, up) for `gated_linear`.
+        `format` None: the back end's dtype. GGUF blocks that the format holds stay exactly what
+        they are; all else is rounded to it."""
 
     @abstractmethod
-    def pack_embedding(self, table: HostTensor) -> Weight:
-        """A table for `embedding` [vocab, dim]."""
+    def pack_embedding(self, table: HostTensor, *, format: WeightFormat | None = None) -> Weight:
+        """A table for `embedding` [vocab, dim]; `format` as for `pack_linear`."""
 
     @abstractmethod
     def pack_vector(self, vector: HostTensor) -> Weight:
