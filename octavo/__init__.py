@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from octavo.contracts.messages import CompletionOutput, Logprob, RequestOutput
     from octavo.contracts.pooling_params import PoolingParams
     from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
+    from octavo.contracts.structured_outputs import StructuredOutputsParams
     from octavo.engine.llm_engine import LLMEngine
     from octavo.entrypoints.llm import LLM
     from octavo.version import __version__
@@ -20,6 +21,7 @@ _LAZY = {
     "LLMEngine": "octavo.engine.llm_engine",
     "SamplingParams": "octavo.contracts.sampling_params",
     "RequestOutputKind": "octavo.contracts.sampling_params",
+    "StructuredOutputsParams": "octavo.contracts.structured_outputs",
     "PoolingParams": "octavo.contracts.pooling_params",
     "RequestOutput": "octavo.contracts.messages",
     "CompletionOutput": "octavo.contracts.messages",
@@ -36,6 +38,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
