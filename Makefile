@@ -23,7 +23,7 @@ endif
 
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help demo serve test test-slow check format bench model clean
+.PHONY: help demo serve test test-slow check format bench bench-peers model clean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
@@ -61,6 +61,10 @@ bench: $(S)/octavo model  ## throughput and latency on this machine
 	$(call say,Measuring)
 	@$(OCTAVO) bench throughput $(ARGS)
 	@$(OCTAVO) bench latency $(ARGS)
+
+bench-peers: $(S)/octavo model  ## other engines beside Octavo (ARGS="--online"; installs several GB)
+	$(call say,Measuring)
+	@$(PY) benchmarks/peers.py $(ARGS)
 
 model: $(S)/octavo  ## fetch the default model
 	@path=$$($(OCTAVO) pull $(MODEL)) && echo "==> Model: $$path"

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.side_by_side.contestants import CONTESTANTS, PAIRS, Contestant
+from benchmarks.side_by_side import online
+from benchmarks.side_by_side.contestants import CONTESTANTS, PAIRS, ROOT, Contestant
 from benchmarks.side_by_side.results import Results, table
 from benchmarks.side_by_side.session import loaded, run_round
 from benchmarks.side_by_side.workloads import WORKLOADS, Workload
 from octavo.config.engine import EngineConfig
+from octavo.config.sections import ModelConfig
 from octavo.entrypoints.bench.costs import Cost, total
 from octavo.entrypoints.bench.report import machine
 from octavo.entrypoints.bench.step_lab import step_lab
@@ -23,14 +25,21 @@ from octavo.entrypoints.cli.fetch import fetch_model
 from octavo.env import octavo_home
 from octavo.kernels.cpu_ceilings import measure_ceilings
 
+_FIRST_PORT = 18431
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the session that the arguments ask for; print the table. Returns the exit status."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the drivers
     options = _parser().parse_args(arguments)
+    options.cache = options.cache.absolute()
+    return _online(options) if options.online else _offline(options)
+
+
+def _offline(options: argparse.Namespace) -> int:
     contestants = {name: CONTESTANTS[name] for name in options.contestants}
     workloads = {name: WORKLOADS[name] for name in options.workloads}
-    weights = export_weights(options.model, options.cache)
+    wanted = {c.weights for c in contestants.values()} | {"bf16 folder"}
+    weights = export_weights(options.model, options.cache, wanted)
     results = Results(
         machine=machine(),
         settings={
@@ -46,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name: partial(c.start, options.cache, weights, options.num_threads)
         for name, c in contestants.items()
     }
-    with loaded(starts, results) as drivers:
+    with loaded(starts, results, vocab_size) as drivers:
         for number in range(options.rounds):
             for workload in workloads.values():
                 run_round(
@@ -65,6 +74,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if results.runs else 1
 
 
+def _online(options: argparse.Namespace) -> int:
+    weights = export_weights(options.model, options.cache, {"bf16 folder"})
+    prompts = options.cache / "prompts.txt"
+    prompts.write_text("".join(f"{line}\n" for line in online.prompts(128)))
+    runs: list[online.OnlineRun] = []
+    with ExitStack() as stack:
+        servers = {}
+        for i, (name, start) in enumerate(online.SERVERS.items()):
+            server = stack.enter_context(
+                start(options.cache, weights["bf16 folder"], options.num_threads, _FIRST_PORT + i)
+            )
+            server.wait_ready(online.READY_SECONDS)
+            server.pause()
+            servers[name] = server
+        for number in range(-1, options.rounds):  # the first is not counted: compiled, warmed up
+            for concurrency in online.CONCURRENCIES:
+                found = online.run_round(number, concurrency, servers, prompts)
+                runs += found if number >= 0 else []
+            print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+    print(online.table(runs))
+    if options.output is not None:
+        settings = {"model": options.model, "num_threads": options.num_threads}
+        text = online.to_json(runs, machine=machine(), settings=settings)
+        options.output.write_text(text + "\n")
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="peers.py",
@@ -80,8 +116,12 @@ def _parser() -> argparse.ArgumentParser:
         "--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME",
         help=f"of {', '.join(WORKLOADS)}",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=5, help="at least 5 for a claim")
-    parser.add_argument("--num-threads", type=int, default=2)
+    parser.add_argument(
+        "--online", action="store_true",
+        help="servers instead: 64 tokens in, 64 out, over HTTP from one client",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=_positive, default=5, help="at least 5 for a claim")
+    parser.add_argument("--num-threads", type=_positive, default=2)
     parser.add_argument(
         "--cache", type=Path, default=octavo_home() / "benchmarks",
         help="folder of environments and exported weights (several GB)",
@@ -90,22 +130,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def export_weights(model: str, cache: Path) -> dict[str, Path]:
-    """The model in every form that a contestant needs: the very same weights, by `octavo export`.
-    What is there is kept."""
-    from octavo.config.sections import ModelConfig
+def _positive(text: str) -> int:
+    """For argparse. Raises ValueError."""
+    if (value := int(text)) < 1:
+        raise ValueError
+    return value
 
-    file = fetch_model(ModelConfig(model=model))
+
+def export_weights(model: str, cache: Path, wanted: Collection[str]) -> dict[str, Path]:
+    """The model in the forms that are wanted: the very same weights, by `octavo export`. What is
+    there is kept."""
+    file = fetch_model(ModelConfig(model=model)).absolute()
     folder = cache / "weights" / file.stem
     folder.mkdir(parents=True, exist_ok=True)
-    exports = {"bf16 folder": ("hf", folder / "bf16"), "bf16 gguf": ("gguf", folder / "bf16.gguf")}
-    for kind, out in exports.values():
-        if not out.exists():
-            command = ["octavo", "export", str(file), str(out), "--format", kind]
-            subprocess.run(
-                [sys.executable, "-m", *command, "--dtype", "bfloat16"], check=True, text=True
-            )
-    return {"file": Path(file), **{name: out for name, (_, out) in exports.items()}}
+    forms = {"bf16 folder": ("hf", folder / "bf16"), "bf16 gguf": ("gguf", folder / "bf16.gguf")}
+    for name, (kind, out) in forms.items():
+        if name in wanted and not out.exists():
+            arguments = [str(file), str(out), "--format", kind, "--dtype", "bfloat16"]
+            command = [sys.executable, "-m", "octavo", "export", *arguments]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+    return {"file": file, **{name: out for name, (_, out) in forms.items()}}
 
 
 def count_costs(

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,8 @@ class Results:
             {
                 "workload": w,
                 "rounds": len({run.round for run in self.runs if run.workload == w}),
-                "tokens_per_second": self._each(lambda c, w=w: self.speed(w, c)),
-                "roofline_fraction": self._each(lambda c, w=w: self.roofline_fraction(w, c)),
+                "tokens_per_second": self._each(partial(self.speed, w)),
+                "roofline_fraction": self._each(partial(self.roofline_fraction, w)),
                 "ratio": {
                     f"{a} / {b}": ratio
                     for a, b in pairs

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from benchmarks.side_by_side.driver_process import DriverError, DriverProcess
 from benchmarks.side_by_side.results import Results, Run, roofline_seconds
@@ -14,12 +15,15 @@ from octavo.kernels.cpu_ceilings import Ceilings
 
 READY_SECONDS = 600.0
 ANSWER_SECONDS = 600.0
+_WARM_UP_TOKENS = 4
 
 Start = Callable[[], DriverProcess]
 
 
 @contextmanager
-def loaded(starts: Mapping[str, Start], results: Results) -> Iterator[dict[str, DriverProcess]]:
+def loaded(
+    starts: Mapping[str, Start], results: Results, vocab_size: int
+) -> Iterator[dict[str, DriverProcess]]:
     """Start drivers one after the other, warm each up, and pause it. One that cannot be had is
     noted in `results.failed` and left out."""
     with ExitStack() as stack:
@@ -28,7 +32,7 @@ def loaded(starts: Mapping[str, Start], results: Results) -> Iterator[dict[str, 
             try:
                 driver = stack.enter_context(start())
                 driver.wait_ready(READY_SECONDS)
-                _warm_up(driver)
+                _warm_up(driver, results.workloads.values(), vocab_size)
             except Exception as error:
                 results.failed[name] = str(error)
                 print(f"without {name}: {error}", file=sys.stderr)
@@ -39,10 +43,15 @@ def loaded(starts: Mapping[str, Start], results: Results) -> Iterator[dict[str, 
         yield drivers
 
 
-def _warm_up(driver: DriverProcess) -> None:
-    """Compile and touch what the workloads need: a long prompt, and a batch."""
-    for prompts in ([list(range(1000, 2024))], [[i] * 16 for i in range(1000, 1064)]):
-        driver.ask({"command": "generate", "prompts": prompts, "num_tokens": 4}, ANSWER_SECONDS)
+def _warm_up(driver: DriverProcess, workloads: Iterable[Workload], vocab_size: int) -> None:
+    """The beginning of every workload: what is compiled or touched at first is, then."""
+    for workload in workloads:
+        message = {
+            "command": "generate",
+            "prompts": workload.prompts(vocab_size, "warm-up"),
+            "num_tokens": min(_WARM_UP_TOKENS, workload.output_len),
+        }
+        driver.ask(message, ANSWER_SECONDS)
 
 
 def run_round(
@@ -92,7 +101,7 @@ def run_round(
         before = after
 
 
-def _ask(driver: DriverProcess, prompts: list[list[int]], num_tokens: int) -> dict:
+def _ask(driver: DriverProcess, prompts: list[list[int]], num_tokens: int) -> dict[str, Any]:
     """A workload's answer. Raises DriverError, also where tokens are missing."""
     driver.resume()
     try:

@@ -33,6 +33,9 @@ from octavo.core.step_plan import NO_DRAFTS, StepPlan, StepRecord
 from octavo.core.update import settle
 from octavo.errors import DuplicateIdError
 
+_MAX_LEFT = 2
+"""Ended requests whose blocks are remembered for those that will fork them, per running one."""
+
 
 class Scheduler:
     """Requests, their KV blocks, and the steps they are computed in.
@@ -77,6 +80,7 @@ class Scheduler:
 
         order = ORDERS[config.scheduling_policy]
         self._requests: dict[str, Request] = {}
+        self._left: dict[str, Request] = {}  # ended, with a fork source; the oldest first
         self._waiting = RequestQueue(order)
         self._running = RequestQueue(order)
         self._in_flight: deque[StepRecord] = deque()
@@ -110,14 +114,26 @@ class Scheduler:
             max_len=self._max_len,
         )
         self._num_arrivals += 1
-        if request.fork_of is not None and not added.skips_prefix_cache:
-            parent = self._requests.get(request.fork_of)
-            if parent is not None and self._hasher.have_same_prompt(parent, added):
-                added.parent = parent
-                parent.num_waiting_children += 1
+        if request.fork_of is not None:
+            added.parent = self._parent_of(added, request.fork_of)
+            if added.parent is not None:
+                added.parent.num_waiting_children += 1
         self._requests[request_id] = added
         self._waiting.add(added)
         self._hooks.added(added)
+
+    def _parent_of(self, request: Request, parent_id: str) -> Request | None:
+        """The request whose keys and values a new one shares, if there is one of that id with such
+        a prompt."""
+        if request.logprobs_per_prompt_token:
+            return None
+        parent = self._requests.get(parent_id)
+        if parent is not None:
+            return parent if self._hasher.have_same_prompt(parent, request) else None
+        parent = self._left.get(parent_id)
+        if parent is not None and self._hasher.have_same_prompt(parent, request, but_last=1):
+            return parent
+        return None
 
     def finish_requests(
         self, request_ids: Iterable[str], reason: FinishReason
@@ -441,7 +457,13 @@ class Scheduler:
         if not request.has_failed:
             self._kv.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens))
             num_shared = request.num_prompt_tokens - 1
-            if request.num_waiting_children and request.num_computed_tokens > num_shared:
+            is_left = request.engine_request.leaves_fork_source
+            if is_left and request.num_computed_tokens > num_shared:
+                request.fork_source = self._kv.fork_source_of(request, num_shared + 1)
+                self._left[request.request_id] = request
+                if len(self._left) > _MAX_LEFT * self._config.max_num_seqs:
+                    del self._left[next(iter(self._left))]
+            elif request.num_waiting_children and request.num_computed_tokens > num_shared:
                 request.fork_source = self._kv.fork_source_of(request, num_shared)
         request.status = RequestStatus.FINISHED
         request.epoch += 1
@@ -454,6 +476,7 @@ class Scheduler:
             request.parent = None
 
     def _forget_fork_sources(self) -> None:
+        self._left.clear()
         for request in self._waiting.requests:
             if request.parent is not None:
                 request.parent.fork_source = None

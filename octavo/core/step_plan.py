@@ -117,6 +117,7 @@ class StepPlan:
                 sample_index=wire.sample_index,
                 stop_ids=sorted(request.all_stop_token_ids) if masks_stops else [],
                 bad_words_token_ids=wire.bad_words_token_ids,
+                thinking=wire.thinking,
                 lora_name=wire.lora_name,
                 extras=wire.extras,
             )

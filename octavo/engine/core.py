@@ -31,6 +31,7 @@ from octavo.contracts.step import RunnerOutput, SchedulerOutput
 from octavo.core.block_hash import load_hash_secret
 from octavo.core.scheduler import Scheduler
 from octavo.engine.bad_words import check_bad_words
+from octavo.engine.deadlines import Deadlines
 from octavo.errors import ConfigError, EngineDeadError, OctavoError, RequestError
 from octavo.executor.base import Executor
 from octavo.log import get_logger
@@ -105,6 +106,7 @@ class EngineCore:
         # Arrival of requests that have never run, queue time of those that have had no output.
         self._arrivals: dict[str, float] = {}
         self._queue_times: dict[str, float] = {}
+        self._deadlines = Deadlines()
         self._check_integrity = env.check_integrity()
         self._dead: EngineDeadError | None = None
 
@@ -122,7 +124,10 @@ class EngineCore:
                 param="structured_outputs",
             )
         self.scheduler.add_request(request)
-        self._arrivals[request.request_id] = request.arrival_time or time.monotonic()
+        arrival = request.arrival_time or time.monotonic()
+        self._arrivals[request.request_id] = arrival
+        if request.sampling_params is not None:
+            self._deadlines.add(request.request_id, request.sampling_params, arrival)
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """End requests at once. Nothing more comes of them; unknown ids are passed over."""
@@ -130,6 +135,7 @@ class EngineCore:
         for output in self.scheduler.finish_requests(request_ids, FinishReason.ABORT):
             self._arrivals.pop(output.request_id, None)
             self._queue_times.pop(output.request_id, None)
+            self._deadlines.remove(output.request_id)
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
@@ -175,7 +181,8 @@ class EngineCore:
     # ---------------------------------------------------------------- one step
 
     def _step(self) -> EngineOutputs:
-        outputs: list[EngineOutput] = []
+        late = self._deadlines.take_late(time.monotonic())
+        outputs = self.scheduler.finish_requests(late, FinishReason.TIMEOUT) if late else []
         while self._may_submit() and self.scheduler.has_work():
             step = self.scheduler.schedule()
             if _is_empty(step):
@@ -276,6 +283,9 @@ class EngineCore:
             output.queue_time = self._queue_times.pop(output.request_id, None)
             if output.finish_reason is not None:
                 self._arrivals.pop(output.request_id, None)
+                self._deadlines.remove(output.request_id)
+            elif output.new_token_ids:
+                self._deadlines.has_begun(output.request_id)
 
     def _ensure_alive(self) -> None:
         if self._dead is not None:
@@ -314,6 +324,9 @@ def _check_request(request: EngineRequest, vocab_size: int) -> None:
     for ids in request.bad_words_token_ids:
         _check_ids("bad_words_token_ids", ids, vocab_size)
     check_bad_words(request.bad_words_token_ids)
+    if request.thinking is not None:
+        for ids in (request.thinking.start_ids, request.thinking.end_ids):
+            _check_ids("thinking", ids, vocab_size)
     params.check_vocabulary(vocab_size)
 
 

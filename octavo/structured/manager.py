@@ -156,7 +156,7 @@ class StructuredOutputs(SchedulerHook):
                 elif constrained.goes_on:
                     self._drop_end(rows, constrained.request.engine_request.eos_token_ids)
             if constrained.error:
-                failed[request_id] = f"the grammar became too complex: {constrained.error}"
+                failed[request_id] = f"the grammar cannot go on: {constrained.error}"
         return GrammarOutput(request_ids=ids, bitmask=bitmask), failed
 
     def _drop_end(self, rows: np.ndarray, eos_token_ids: Sequence[int]) -> None:

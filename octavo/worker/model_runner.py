@@ -30,6 +30,7 @@ from octavo.contracts.step import (
 from octavo.errors import ModelError, RequestError
 from octavo.kernels.ops import Backend, Graph, KVCache, StepLimits
 from octavo.log import get_logger
+from octavo.sample.logits_processor import LogitsProcessor
 from octavo.sample.logprobs import PromptChunk, PromptLogprobs
 from octavo.sample.sampler import Sampler
 from octavo.sample.stage import SampleBatch
@@ -57,7 +58,7 @@ class ModelRunner:
         head: the captured head (`PromptLogprobs`).
         limits: what the graph was captured for.
         block_sizes: tokens per block, per KV group.
-        logprobs_mode: see `Sampler`.
+        logprobs_mode, logits_processors: see `Sampler`.
         features: worker halves of features, called in this order.
     """
 
@@ -72,6 +73,7 @@ class ModelRunner:
         block_sizes: Sequence[int],
         vocab_size: int,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        logits_processors: Sequence[type[LogitsProcessor]] = (),
         features: Sequence[RunnerFeature] = (),
     ) -> None:
         self._graph = graph
@@ -86,7 +88,9 @@ class ModelRunner:
             max_tokens=limits.max_tokens, max_requests=limits.max_requests
         )
         sizes = {"num_rows": limits.max_requests, "vocab_size": vocab_size}
-        self._sampler = Sampler(backend, logprobs_mode=logprobs_mode, **sizes)
+        self._sampler = Sampler(
+            backend, logprobs_mode=logprobs_mode, logits_processors=logits_processors, **sizes
+        )
         self._prompt_logprobs = PromptLogprobs(backend, head, **sizes)
         self._features = tuple(features)
         self._row_states: tuple[RunnerFeature, ...] = (
@@ -270,12 +274,13 @@ class ModelRunner:
             first = int(batch.inputs.positions[start])
             num_left = int(state.num_prompt_tokens[row]) - 1 - first
             count = min(bounds[index + 1] - start, num_left)
-            if count > 0:
+            skip = max(0, self._prompt_logprobs.first_position(row) - first - 1)
+            if count > skip:
                 chunks.append(
                     PromptChunk(
                         index=index,
-                        token_rows=np.arange(start, start + count),
-                        next_ids=state.token_ids[row, first + 1 : first + 1 + count],
+                        token_rows=np.arange(start + skip, start + count),
+                        next_ids=state.token_ids[row, first + 1 + skip : first + 1 + count],
                     )
                 )
         if not chunks:

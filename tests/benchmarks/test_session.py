@@ -60,7 +60,7 @@ def rounds(
 
 def test_rounds(tmp_path: Path, results: Results, measure: Callable[[], Ceilings]) -> None:
     starts = {name: partial(start, tmp_path, name) for name in ("a", "b")}
-    with loaded(starts, results) as drivers:
+    with loaded(starts, results, 1000) as drivers:
         rounds(results, drivers, measure, 2)
     # Who begins changes; each has the ceilings measured right before and after it.
     assert [(r.round, r.contestant) for r in results.runs] == [
@@ -88,7 +88,7 @@ def test_those_that_fail_are_named_and_left_out(
         "short": partial(start, tmp_path, "short", "tokens"),
         "picky": partial(start, tmp_path, "picky", "long prompts"),
     }
-    with loaded(starts, results) as drivers:
+    with loaded(starts, results, 1000) as drivers:
         assert list(drivers) == ["a", "short", "picky"]
         rounds(results, drivers, measure, 2)
     assert [r.contestant for r in results.runs] == ["a", "a"]

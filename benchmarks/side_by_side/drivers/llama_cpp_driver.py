@@ -49,15 +49,15 @@ class LlamaCppDriver(Driver):
         self._contexts: dict[tuple[int, int], Any] = {}
 
     def prepare(self, num_prompts: int, num_tokens: int) -> None:
-        shape = num_prompts, num_tokens
+        shape = num_prompts, -(-num_tokens // _CTX_STEP) * _CTX_STEP
         if shape not in self._contexts:
             self._contexts[shape] = self._new_context(*shape)
         self._context = self._contexts[shape]
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
 
-    def _new_context(self, num_prompts: int, num_tokens: int) -> Any:
+    def _new_context(self, num_prompts: int, max_len: int) -> Any:
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = num_prompts * (-(-num_tokens // _CTX_STEP) * _CTX_STEP)
+        params.n_ctx = num_prompts * max_len
         params.n_batch = _MAX_BATCH
         params.n_ubatch = self._n_ubatch
         params.n_seq_max = num_prompts

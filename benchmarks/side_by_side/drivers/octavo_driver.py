@@ -12,7 +12,7 @@ from octavo import LLM, SamplingParams, __version__
 class OctavoDriver(Driver):
     def __init__(self, model: str, num_threads: int, **options: Any) -> None:
         self._options = options
-        self._llm = LLM(model, num_threads=num_threads, max_model_len=2048, **options)
+        self._llm = LLM(model, num_threads=num_threads, **options)
 
     def versions(self) -> dict[str, str]:
         return {"octavo": __version__, **{k: str(v) for k, v in self._options.items()}}

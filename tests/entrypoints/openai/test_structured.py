@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from octavo.entrypoints.openai.beams import beam_search_params
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.protocol import CompletionRequest
 from octavo.entrypoints.openai.structured import structured_outputs
@@ -84,6 +85,14 @@ def test_refused(field: str, value: dict[str, Any], why: str) -> None:
 def test_one_of_the_two() -> None:
     with pytest.raises(APIError, match="exclude each other"):
         of(response_format={"type": "json_object"}, structured_outputs={"regex": "a"})
+
+
+def test_not_with_beams() -> None:
+    request = CompletionRequest(
+        prompt="", use_beam_search=True, response_format={"type": "json_object"}
+    )
+    with pytest.raises(APIError, match="do not go with use_beam_search"):
+        beam_search_params(request, max_tokens=4)
 
 
 @pytest.mark.parametrize("stream", [False, True])
