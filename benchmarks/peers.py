@@ -5,6 +5,7 @@ python benchmarks/peers.py --help
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -12,4 +13,5 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from benchmarks.side_by_side.cli import main
 
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the engines
     sys.exit(main())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -31,7 +30,6 @@ _FIRST_PORT = 18431
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the session that the arguments ask for; print the table. Returns the exit status."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the drivers
     options = _parser().parse_args(arguments)
     options.cache = options.cache.absolute()
     return _online(options) if options.online else _offline(options)
@@ -122,14 +120,21 @@ def _parser() -> argparse.ArgumentParser:
         "--online", action="store_true",
         help="servers instead: 64 tokens in, 64 out, over HTTP from one client",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=5, help="at least 5 for a claim")
-    parser.add_argument("--num-threads", type=int, default=2)
+    parser.add_argument("--rounds", type=_positive, default=5, help="at least 5 for a claim")
+    parser.add_argument("--num-threads", type=_positive, default=2)
     parser.add_argument(
         "--cache", type=Path, default=octavo_home() / "benchmarks",
         help="folder of environments and exported weights (several GB)",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, help="write everything measured to this JSON file")
     return parser
+
+
+def _positive(text: str) -> int:
+    """For argparse. Raises ValueError."""
+    if (value := int(text)) < 1:
+        raise ValueError
+    return value
 
 
 def export_weights(model: str, cache: Path, wanted: Collection[str]) -> dict[str, Path]:

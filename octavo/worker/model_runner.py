@@ -27,14 +27,15 @@ from octavo.contracts.step import (
     RunnerOutput,
     SchedulerOutput,
 )
-from octavo.errors import ConfigError, ModelError, RequestError
+from octavo.errors import ModelError, RequestError
 from octavo.kernels.ops import Backend, Graph, KVCache, StepLimits
 from octavo.log import get_logger
+from octavo.sample.logits_processor import LogitsProcessor
 from octavo.sample.logprobs import PromptChunk, PromptLogprobs
 from octavo.sample.sampler import Sampler
 from octavo.sample.stage import SampleBatch
 from octavo.worker.request_state import RequestState
-from octavo.worker.step_batch import StepBatch, StepBatchBuilder
+from octavo.worker.step_batch import StepBatch, StepBatchBuilder, masked_rows
 
 logger = get_logger(__name__)
 
@@ -57,7 +58,7 @@ class ModelRunner:
         head: the captured head (`PromptLogprobs`).
         limits: what the graph was captured for.
         block_sizes: tokens per block, per KV group.
-        logprobs_mode: see `Sampler`.
+        logprobs_mode, logits_processors: see `Sampler`.
         features: worker halves of features, called in this order.
     """
 
@@ -72,6 +73,7 @@ class ModelRunner:
         block_sizes: Sequence[int],
         vocab_size: int,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        logits_processors: Sequence[type[LogitsProcessor]] = (),
         features: Sequence[RunnerFeature] = (),
     ) -> None:
         self._graph = graph
@@ -86,7 +88,9 @@ class ModelRunner:
             max_tokens=limits.max_tokens, max_requests=limits.max_requests
         )
         sizes = {"num_rows": limits.max_requests, "vocab_size": vocab_size}
-        self._sampler = Sampler(backend, logprobs_mode=logprobs_mode, **sizes)
+        self._sampler = Sampler(
+            backend, logprobs_mode=logprobs_mode, logits_processors=logits_processors, **sizes
+        )
         self._prompt_logprobs = PromptLogprobs(backend, head, **sizes)
         self._features = tuple(features)
         self._row_states: tuple[RunnerFeature, ...] = (
@@ -114,13 +118,7 @@ class ModelRunner:
         self._pending = _Pending(step=step, batch=batch, taps=taps)
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> RunnerOutput:
-        """Sample for the step last executed.
-
-        Raises:
-            ConfigError: a token mask, for which there is no sampling op yet.
-        """
-        if grammar is not None:
-            raise ConfigError("token masks (structured output) are not supported yet")
+        """Sample for the step last executed."""
         if self._pending is None:
             raise RuntimeError("no step to sample for")
         pending, self._pending = self._pending, None
@@ -128,7 +126,7 @@ class ModelRunner:
             step_id=pending.step.step_id,
             request_ids=list(pending.step.num_scheduled_tokens),
         )
-        tokens = self._sample(pending, output) if pending.batch is not None else {}
+        tokens = self._sample(pending, output, grammar) if pending.batch is not None else {}
         if pending.batch is not None:
             self._add_prompt_logprobs(pending.batch, pending.taps, output)
         output.sampled_token_ids = [tokens.get(r, []) for r in output.request_ids]
@@ -222,7 +220,9 @@ class ModelRunner:
 
     # ---------------------------------------------------------------- sampling
 
-    def _sample(self, pending: _Pending, output: RunnerOutput) -> dict[str, list[int]]:
+    def _sample(
+        self, pending: _Pending, output: RunnerOutput, grammar: GrammarOutput | None
+    ) -> dict[str, list[int]]:
         """Sample the step's logits rows. Returns request id → tokens."""
         batch = pending.batch
         assert batch is not None
@@ -234,6 +234,7 @@ class ModelRunner:
                 rows=batch.logit_rows_of_state,
                 positions=batch.logit_positions,
                 token_ids=self._state.token_ids,
+                grammar=None if grammar is None else masked_rows(grammar, pending.step, batch),
             ),
         )
         self._state.write_sampled(
@@ -273,12 +274,13 @@ class ModelRunner:
             first = int(batch.inputs.positions[start])
             num_left = int(state.num_prompt_tokens[row]) - 1 - first
             count = min(bounds[index + 1] - start, num_left)
-            if count > 0:
+            skip = max(0, self._prompt_logprobs.first_position(row) - first - 1)
+            if count > skip:
                 chunks.append(
                     PromptChunk(
                         index=index,
-                        token_rows=np.arange(start, start + count),
-                        next_ids=state.token_ids[row, first + 1 : first + 1 + count],
+                        token_rows=np.arange(start + skip, start + count),
+                        next_ids=state.token_ids[row, first + 1 + skip : first + 1 + count],
                     )
                 )
         if not chunks:

@@ -58,5 +58,15 @@ def test_costs_are_counted_once_per_format(model: Path) -> None:
     assert [c.total_flops for c in bf16] == [c.total_flops for c in int8]
 
 
+@pytest.mark.parametrize(
+    "wrong", [["--rounds", "0"], ["--workloads", "nap"], ["--contestants", "x"]]
+)
+def test_a_wrong_command_line(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(wrong)
+    assert ended.value.code == 2
+    assert wrong[0] in capsys.readouterr().err
+
+
 def test_pairs_are_of_contestants() -> None:
     assert {name for pair in PAIRS for name in pair} == set(CONTESTANTS)
