@@ -1,8 +1,7 @@
 """The sampler alone: what choosing the tokens of a step costs, by kind of request.
 
-All rows of a step ask for the same. Measured is `Sampler.sample` from the logits to the token ids,
-with the bitmask before it; beside the CPU back end's ops their torch twin, and another engine's
-sampler on the same logits.
+All rows of a step ask for the same. Measured is `Sampler.sample`, from the logits to the token ids;
+beside the CPU back end's ops their torch twin, and another engine's sampler on the same logits.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from octavo.entrypoints.bench.report import Report, machine
 from octavo.errors import ConfigError
 from octavo.kernels.ops import Backend, Graph, Ops, StepInputs, StepLimits
 from octavo.sample.sampler import Sampler
-from octavo.sample.stage import SampleBatch
+from octavo.sample.stage import MaskedRows, SampleBatch
 
 BITMASK = "bitmask"
 """The kind that has a bitmask per row, as a grammar fills it, and is greedy."""
@@ -54,6 +53,7 @@ tokens in a top-p of 0.9. Flat ones are the hard case: tens of thousands."""
 _PEER_SCRIPT = Path(__file__).parents[3] / "benchmarks" / "vllm_sampler.py"
 _PEER_SECONDS = 600
 _ALLOWED_SHARE = 0.3
+_MAX_LOGITS = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,9 @@ class SamplerOptions:
         rounds: how often each is measured; the median counts.
         seconds: a kind that has taken so long is not measured again.
         num_threads: of the CPU back end and of the peer; None for one per core.
+
+    Raises:
+        ConfigError: more logits than 2^28.
     """
 
     num_rows: int = 64
@@ -74,6 +77,13 @@ class SamplerOptions:
     seconds: float = 1.0
     num_threads: int | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_rows * self.vocab_size > _MAX_LOGITS:
+            raise ConfigError(
+                f"num_rows={self.num_rows} times vocab_size={self.vocab_size} is more than the "
+                f"{_MAX_LOGITS:,} logits of this benchmark; ask for fewer"
+            )
 
 
 class Workload:
@@ -111,20 +121,18 @@ class Bench:
 
     def milliseconds(self, logits: np.ndarray, kind: str) -> float:
         """The median of a step."""
-        sampler, batch = self._sampler(KINDS[kind])
-        rows = np.arange(self._options.num_rows, dtype=np.int32)
+        sampler = self._sampler(KINDS[kind])
+        batch = self._batch(has_bitmask=kind == BITMASK)
         step = _step_inputs(logits)
         times: list[float] = []
         while len(times) < self._options.rounds and sum(times) < self._options.seconds:
             on_device = self._graph.replay(step)["logits"]
             start = time.perf_counter()
-            if kind == BITMASK:
-                self._backend.sampling.allow(on_device, rows, self._workload.bitmask)
             sampler.sample(on_device, batch)
             times.append(time.perf_counter() - start)
         return 1e3 * float(np.median(times))
 
-    def _sampler(self, params: dict[str, Any]) -> tuple[Sampler, SampleBatch]:
+    def _sampler(self, params: dict[str, Any]) -> Sampler:
         options, token_ids = self._options, self._workload.token_ids
         sampler = Sampler(self._backend, num_rows=options.num_rows, vocab_size=options.vocab_size)
         for row in range(options.num_rows):
@@ -140,12 +148,16 @@ class Bench:
                 stage.add_request(row, request)
         for stage in sampler.stages:
             stage.apply_staged_writes()
-        batch = SampleBatch(
-            rows=np.arange(options.num_rows),
-            positions=np.full(options.num_rows, options.num_tokens),
-            token_ids=token_ids,
+        return sampler
+
+    def _batch(self, *, has_bitmask: bool) -> SampleBatch:
+        rows = np.arange(self._options.num_rows, dtype=np.int32)
+        return SampleBatch(
+            rows=rows,
+            positions=np.full(len(rows), self._options.num_tokens),
+            token_ids=self._workload.token_ids,
+            grammar=MaskedRows(rows=rows, bitmask=self._workload.bitmask) if has_bitmask else None,
         )
-        return sampler, batch
 
 
 def run(

@@ -51,6 +51,11 @@ def test_a_peer_gets_the_same_logits(tmp_path: Path) -> None:
     json.loads(report.to_json())
 
 
+def test_too_many_logits_are_refused() -> None:
+    with pytest.raises(ConfigError, match="ask for fewer"):
+        SamplerOptions(num_rows=10**6, vocab_size=10**6)
+
+
 @pytest.mark.parametrize("text", ["import nothing_of_this_name", None])
 def test_a_peer_that_does_not_run_is_an_error(tmp_path: Path, text: str | None) -> None:
     peer = program(tmp_path / "python", text) if text else Path(os.devnull)
