@@ -7,6 +7,7 @@
 //
 #include "kernels/attention.inl.h"
 #include "kernels/linear.inl.h"
+#include "kernels/logits.inl.h"
 #include "kernels/qkv.inl.h"
 #include "kernels/rowwise.inl.h"
 #include "kernels/sampling.inl.h"
@@ -20,11 +21,13 @@ void overlay_dtype(KernelTable& table) {
   table.linear[d] = linear<E>;
   table.gated_linear[d] = gated_linear<E>;
   table.logits[d] = logits<E>;
+  table.argmax[d] = argmax<E>;
   table.qkv_project[d] = qkv_project<E>;
   table.qkv_finish[d] = qkv_finish<E>;
   table.attention[d] = attention<E>;
   table.attention_merge[d] = attention_merge<E>;
   table.rms_norm[d] = rms_norm<E>;
+  table.layer_norm[d] = layer_norm<E>;
   table.embedding[d] = embedding<E>;
 }
 
@@ -35,6 +38,8 @@ inline std::int64_t gemm_scratch(int panels_per_group) {
 inline void overlay_float32(KernelTable& table) {
   overlay_dtype<ElemF32>(table);
   table.rms_norm_add = rms_norm_add;
+  table.argmax_merge = argmax_merge;
+  table.attention_is_split = attention_is_split;
   table.gemm_scratch = gemm_scratch;
   table.attention_scratch = attention_scratch;
   table.row_max = row_max;

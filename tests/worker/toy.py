@@ -21,6 +21,7 @@ from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.step import CachedRequestData, NewRequestData, RunnerOutput, SchedulerOutput
 from octavo.kernels.ops import Graph, KVCache, StepInputs, StepLimits
 from octavo.kernels.sampling_ops import SamplingOps, SamplingRows
+from octavo.kernels.sync import ThreadCounters
 from octavo.sample.logprobs import HEAD_LIMITS
 from octavo.worker.model_runner import ModelRunner
 from tests.sample.twin import TwinSampling
@@ -68,6 +69,8 @@ class ToyKV(KVCache):
 
 class ToyGraph(Graph):
     """`windows`: per group, how many last tokens it must still hold (None: all)."""
+
+    counters = ThreadCounters()
 
     def __init__(self, kv: ToyKV, windows: Sequence[int | None]) -> None:
         self._kv = kv
@@ -124,6 +127,7 @@ class ToyHead(Graph):
     """Logits of contexts."""
 
     nbytes = 0
+    counters = ThreadCounters()
 
     def replay(self, step: StepInputs) -> Mapping[str, np.ndarray]:
         assert len(step.token_ids) <= HEAD_LIMITS.max_tokens
