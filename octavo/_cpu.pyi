@@ -1,5 +1,5 @@
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -173,3 +173,12 @@ class Program:
     def nbytes(self) -> int: ...
     def set_profiling(self, on: bool) -> None: ...
     def profile(self) -> list[tuple[str, float]]: ...
+
+def measure_bandwidth(threads: int, bytes: int = 536870912, seconds: float = 0.5) -> float:
+    """Bytes per second that `threads` threads read from memory, one sequential stream each: the
+    median of the passes over `bytes` bytes within `seconds`. Raises KernelError,
+    MemoryPlanError."""
+
+def measure_peak(kind: Literal["f32", "bf16", "int8"], threads: int, seconds: float = 0.2) -> float:
+    """Operations per second (a multiply-add is two) of `threads` threads in registers, by the
+    machine's best instruction for products of `kind`. Raises KernelError."""

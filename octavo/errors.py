@@ -9,9 +9,11 @@
     │   ├── WeightsError           a tensor is missing, left over, misshapen or unreadable
     │   └── TokenizerError         no usable tokenizer, or a broken one
     ├── RequestError           one request is wrong; the engine goes on (also a ValueError)
+    │   ├── DuplicateIdError       its request id is in use
     │   ├── PromptTooLongError     prompt (plus max_tokens) does not fit max_model_len
     │   └── ChatTemplateError      the chat template refused, failed, or ran too long
     ├── EngineDeadError        the engine core is gone; nothing more can be asked of it
+    ├── EngineUnresponsiveError  the core's process shows no sign of life; it may come back
     └── KernelError            a native kernel refused its arguments: our own bug
 
 A message gives the value, the rule and the remedy. User input never meets an `assert`.
@@ -79,6 +81,10 @@ class RequestError(OctavoError, ValueError):
         self.param = param
 
 
+class DuplicateIdError(RequestError):
+    """The request's id is that of another, which goes on."""
+
+
 class PromptTooLongError(RequestError):
     """The prompt (plus the tokens asked for) does not fit into `max_model_len`."""
 
@@ -89,6 +95,10 @@ class ChatTemplateError(RequestError):
 
 class EngineDeadError(OctavoError):
     """The engine core is gone."""
+
+
+class EngineUnresponsiveError(OctavoError):
+    """The engine core's process has shown no sign of life for seconds (stopped, swapped out)."""
 
 
 class KernelError(OctavoError):

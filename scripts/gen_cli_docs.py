@@ -71,13 +71,16 @@ def _parameters(callback: Callable[..., Any]) -> Iterator[tuple[inspect.Paramete
 
 
 def _shared_panels(callbacks: list[Callable[..., Any]]) -> dict[str, list[list[str]]]:
-    """Panels of options that are the same wherever they are: written once, at the end."""
-    shared: dict[str, list[list[str]]] = {}
+    """Panels of several commands that are the same in each: written once, at the end."""
+    found: dict[str, list[list[list[str]]]] = {}
     for callback in callbacks:
         for panel, rows in _panels(callback).items():
-            if panel.startswith("Engine") or panel == "Sampling":
-                assert shared.setdefault(panel, rows) == rows, panel
-    return shared
+            found.setdefault(panel, []).append(rows)
+    return {
+        panel: first
+        for panel, (first, *others) in found.items()
+        if others and all(rows == first for rows in others)
+    }
 
 
 def _panels(callback: Callable[..., Any]) -> dict[str, list[list[str]]]:

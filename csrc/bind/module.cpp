@@ -82,4 +82,5 @@ NB_MODULE(_cpu, m) {
   bind_sampler(device);
   bind_weights(m);
   bind_program(m);
+  bind_roofline(m);
 }

@@ -32,6 +32,7 @@ CpuFeatures detect_cpu_features() {
   const unsigned max_subleaf = a;
   f.avx2 = ymm && avx && fma && bit(b, 5);
   f.avx512 = f.avx2 && zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);
+  f.avx512_vnni = f.avx512 && bit(c, 11);
   if (max_subleaf >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
     f.avx512_bf16 = f.avx512 && bit(a, 5);
   }

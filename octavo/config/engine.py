@@ -69,6 +69,7 @@ class EngineConfig:
             _in_range("num_gpu_blocks_override", cache.num_gpu_blocks_override, 2, 2**31 - 1)
         if self.device.num_threads is not None:
             _in_range("num_threads", self.device.num_threads, 1, 1024)
+        _in_range("engine_iteration_timeout", self.device.engine_iteration_timeout, 0.0, 86400.0)
         _in_range("fake_step_time", self.device.fake_step_time, 0.0, MAX_FAKE_STEP_TIME)
         return self
 

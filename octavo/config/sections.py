@@ -79,4 +79,7 @@ class DeviceConfig:
     distributed_executor_backend: ExecutorName = option(
         "uni", "uni: in the core's process; fake: no model, to measure the engine around it"
     )
+    engine_iteration_timeout: float = option(
+        300.0, "seconds without progress after which a core process is called dead; 0: no limit"
+    )
     fake_step_time: float = option(0.0, "seconds that a step of the fake executor takes")

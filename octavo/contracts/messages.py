@@ -61,7 +61,6 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         fork_of: request id of completion 0, whose prompt KV this one shares; None for itself.
         priority: lower runs first (policy "priority").
         cache_salt: requests share cached prefixes only within the same salt.
-        client_index: which of several front ends it comes from; there is one, 0.
         lora_name: adapter; part of block hashes. Refused until there is LoRA.
         extras: per-feature payloads, keyed by feature.
     """
@@ -77,7 +76,6 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     fork_of: str | None = None
     priority: int = 0
     cache_salt: str | None = None
-    client_index: int = 0
     lora_name: str | None = None
     extras: dict[str, Any] = {}
 
@@ -133,9 +131,8 @@ class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False)
 
 
 class EngineOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """All that one step of core `engine_index` (one of several; there is one, 0) brought."""
+    """All that one step brought."""
 
-    engine_index: int = 0
     outputs: list[EngineOutput] = []
     stats: SchedulerStats | None = None
 

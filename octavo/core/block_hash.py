@@ -95,21 +95,6 @@ class BlockHasher:
         self._block_size = block_size
         self._extra_keys = extra_keys
 
-    def hash_block(
-        self,
-        parent: bytes | None,
-        token_ids: Sequence[int],
-        extra_keys: Sequence[tuple[str, Hashable]] = (),
-    ) -> bytes:
-        """The hash of one block.
-
-        Args:
-            parent: hash of the block before; None for the first.
-            token_ids: all tokens of the block, each in int32.
-            extra_keys: (kind, value) each.
-        """
-        return self._digest(parent, _packed(token_ids), extra_keys)
-
     def extend(self, request: Request) -> None:
         """Bring `request.block_hashes` up to all full blocks of its known tokens."""
         size, hashes = self._block_size, request.block_hashes

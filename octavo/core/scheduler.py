@@ -31,7 +31,7 @@ from octavo.core.policy import ORDERS, PassedOver, RequestQueue
 from octavo.core.request import Request, RequestStatus, check_request
 from octavo.core.step_plan import NO_DRAFTS, StepPlan, StepRecord
 from octavo.core.update import settle
-from octavo.errors import RequestError
+from octavo.errors import DuplicateIdError
 
 
 class Scheduler:
@@ -99,7 +99,7 @@ class Scheduler:
         """
         request_id = request.request_id
         if request_id in self._requests or self._hooks.keeps(request_id):
-            raise RequestError(
+            raise DuplicateIdError(
                 f"request id {request_id!r} is in use; choose another", param="request_id"
             )
         check_request(request, self._max_model_len, self._max_len)

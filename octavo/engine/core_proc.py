@@ -1,8 +1,11 @@
 """The engine core in a process of its own: `python -m octavo.engine.core_proc ADDRESS INDEX`.
 
-One thread drives everything: take what the front end sent, run a step, send what it brought. The
-front end owns this process: its standard input is a pipe that only the front end holds, and when
-that closes, for whatever reason, this process ends. Signals are the front end's business.
+One thread drives everything: take what the front end sent, run a step, send what it brought.
+Another, with a socket of its own, sends a heartbeat, so that a long step does not look like death
+(once a second: more often, the compute threads would feel it).
+
+The front end owns this process: its standard input is a pipe that only the front end holds, and
+when that closes, for whatever reason, this process ends. Signals are the front end's business.
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ from octavo.contracts.codec import Encoder
 from octavo.contracts.messages import EngineOutput, EngineOutputs, FinishReason
 from octavo.engine import wire
 from octavo.engine.core import EngineCore
-from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.errors import DuplicateIdError, EngineDeadError, OctavoError, RequestError
 from octavo.log import configure_logging, get_logger
 
 logger = get_logger(__name__)
 
-HEARTBEAT_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _PARENT_GRACE_SECONDS = 2.0
 """How long a step in progress may go on after the front end is gone."""
 
@@ -42,16 +45,12 @@ class CoreProcess:
 
     def __init__(self, address: str, index: int) -> None:
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, index.to_bytes(2, "little"))
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.connect(address)
         self._address = address
-        self._index = index
+        self._identity = index.to_bytes(2, "little")
+        self._socket = self._connect(self._identity, linger_ms=1000)
         self._encoder = Encoder()
         self._stopping = threading.Event()
+        self._turn = 0
 
     def run(self) -> int:
         """Serve until told to stop. Returns the exit status: 0 unless something broke."""
@@ -66,6 +65,15 @@ class CoreProcess:
                 core.shutdown()
             self._socket.close()
             self._context.term()
+
+    def _connect(self, identity: bytes, *, linger_ms: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, identity)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.LINGER, linger_ms)
+        socket.connect(self._address)
+        return socket
 
     # ---------------------------------------------------------------- start
 
@@ -101,7 +109,7 @@ class CoreProcess:
 
     def _await_start(self) -> wire.Start | None:
         while not self._stopping.is_set():
-            if self._socket.poll(int(1000 * HEARTBEAT_SECONDS)):
+            if self._socket.poll(int(1000 * _POLL_SECONDS)):
                 message = wire.to_core_decoder.decode(self._socket.recv())
                 if isinstance(message, wire.Start):
                     return message
@@ -111,17 +119,24 @@ class CoreProcess:
     # ---------------------------------------------------------------- the loop
 
     def _serve(self, core: EngineCore) -> int:
+        heart = threading.Thread(target=self._beat, daemon=True)
+        heart.start()
         try:
             while not self._stopping.is_set():
-                if not core.has_work() and not self._socket.poll(int(1000 * HEARTBEAT_SECONDS)):
-                    self._send_outputs(EngineOutputs(stats=core.stats()))  # the heartbeat
+                self._turn += 1
+                if not core.has_work() and not self._socket.poll(int(1000 * _POLL_SECONDS)):
                     continue
                 self._take_messages(core)
                 if core.has_work():
                     self._send_outputs(core.step())
+                else:  # a message may have changed the counters without a step
+                    self._send_outputs(EngineOutputs(stats=core.stats()))
         except EngineDeadError as error:
             self._send(wire.Dead(message=str(error)))
             return 1
+        finally:
+            self._stopping.set()
+            heart.join()
         return 0
 
     def _take_messages(self, core: EngineCore) -> None:
@@ -153,6 +168,9 @@ class CoreProcess:
             if request.request_id != message.request_id:
                 raise RequestError("the request's id is not that of its envelope")
             core.add_request(request)
+        except DuplicateIdError as error:
+            # An answer could not be told from one to the first request of this id.
+            logger.warning("a request was dropped: %s", error)
         except (msgspec.DecodeError, RequestError) as error:
             failed = EngineOutput(
                 request_id=message.request_id,
@@ -170,8 +188,15 @@ class CoreProcess:
             error = f"unknown method {message.method[:64]!r}"
             self._send(wire.Result(call_id=message.call_id, error=error))
 
+    def _beat(self) -> None:
+        """Send heartbeats until the end. A socket belongs to one thread: this one has its own."""
+        encoder = Encoder()
+        socket = self._connect(self._identity + b"-heartbeat", linger_ms=0)
+        while not self._stopping.wait(wire.HEARTBEAT_SECONDS):
+            socket.send(encoder.encode(wire.Heartbeat(turn=self._turn)))
+        socket.close()
+
     def _send_outputs(self, outputs: EngineOutputs) -> None:
-        outputs.engine_index = self._index
         self._send(wire.Outputs(outputs=outputs))
 
     def _send(self, message: wire.FromCore) -> None:

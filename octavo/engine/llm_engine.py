@@ -16,6 +16,7 @@ from octavo.engine.core_client import CoreClient, InprocClient
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.tokenizer import Tokenizer, tokenizer_of
+from octavo.errors import RequestError, shown
 from octavo.executor.registry import executor_of
 from octavo.models.files import resolve_model
 
@@ -123,10 +124,20 @@ class LLMEngine:
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests now. Their last outputs, with what was generated and finish_reason "abort",
-        come from the next `step`. Ids that have ended are passed over."""
-        self._pending += self.drop_requests(
-            [request_ids] if isinstance(request_ids, str) else request_ids
-        )
+        come from the next `step`. Ids that have ended are passed over.
+
+        Raises:
+            RequestError: these are no ids. Nothing has ended then.
+        """
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        ids = list(ids) if isinstance(ids, Iterable) else [ids]
+        for request_id in ids:
+            if not isinstance(request_id, str):
+                raise RequestError(
+                    f"request_ids has {shown(request_id)}; give a request's id, or several",
+                    param="request_ids",
+                )
+        self._pending += self.drop_requests(ids)
 
     def drop_requests(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """As `abort_request`, but their last outputs come from this call."""

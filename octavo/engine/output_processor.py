@@ -21,7 +21,7 @@ from octavo.contracts.messages import (
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.detokenizer import make_detokenizer
 from octavo.engine.input_processor import ProcessedRequest
-from octavo.errors import RequestError
+from octavo.errors import DuplicateIdError
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ class OutputProcessor:
         """Expect outputs for `request`.
 
         Raises:
-            RequestError: one of its ids is in use.
+            DuplicateIdError: one of its ids is in use.
         """
         engine_ids = [r.request_id for r in request.engine_requests]
         if request.request_id in self._requests or any(i in self._completions for i in engine_ids):
-            raise RequestError(
+            raise DuplicateIdError(
                 f"request_id={request.request_id!r} is in use; wait for its end or choose another",
                 param="request_id",
             )

@@ -5,7 +5,8 @@ front end                               core process
 Start ──►                                 loads the model
           ◄── Ready | Failed ───────────
 Add, Abort, Call, Shutdown ──►
-          ◄── Outputs, Result, Dead ────  Outputs without outputs is the heartbeat
+          ◄── Outputs, Result, Dead ────
+          ◄── Heartbeat ────────────────  once a second, by a socket of its own
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from octavo.contracts.codec import Decoder
 from octavo.contracts.kv_spec import MemoryPlan
 from octavo.contracts.messages import EngineOutputs, EngineRequest
 
+HEARTBEAT_SECONDS = 1.0
+
 
 class Start(msgspec.Struct, tag="start"):
     """Become the engine of this configuration. `model_path` is a local file or folder."""
@@ -26,7 +29,8 @@ class Start(msgspec.Struct, tag="start"):
 
 
 class Add(msgspec.Struct, tag="add"):
-    """A request. It is decoded on its own, so that a broken one is answered under its id."""
+    """A request. It is decoded on its own, so that a broken one is answered under its id. One whose
+    id is in use is dropped: an answer would be taken for the first one's."""
 
     request_id: str
     request: msgspec.Raw
@@ -83,7 +87,7 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 class Outputs(msgspec.Struct, tag="outputs"):
-    """What a step brought for this front end."""
+    """What a step brought for this front end; without outputs, only the counters are new."""
 
     outputs: EngineOutputs
 
@@ -96,6 +100,17 @@ class Result(msgspec.Struct, tag="result"):
     error: str | None = None
 
 
+class Heartbeat(msgspec.Struct, tag="heartbeat"):
+    """The process is running, however long the step in progress takes.
+
+    Attributes:
+        turn: how often the core's loop has come round (at least once a second when idle); a turn
+            that stays the same for many beats is a step that hangs.
+    """
+
+    turn: int
+
+
 class Dead(msgspec.Struct, tag="dead"):
     """The engine cannot go on; the process ends after this."""
 
@@ -103,7 +118,7 @@ class Dead(msgspec.Struct, tag="dead"):
 
 
 ToCore = Start | Add | Abort | Call | Shutdown
-FromCore = Hello | Ready | Failed | Outputs | Result | Dead
+FromCore = Hello | Ready | Failed | Outputs | Heartbeat | Result | Dead
 
 to_core_decoder: Decoder[ToCore] = Decoder(ToCore)  # type: ignore[arg-type]
 from_core_decoder: Decoder[FromCore] = Decoder(FromCore)  # type: ignore[arg-type]

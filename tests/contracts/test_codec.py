@@ -187,7 +187,6 @@ MESSAGES = [
             EngineOutput(request_id="d", stop_reason="text"),
         ],
         stats=SchedulerStats(num_running=3, num_blocks=10, num_used_blocks=5),
-        engine_index=1,
     ),
 ]
 

@@ -21,6 +21,7 @@ from octavo.core.block_hash import (
 from octavo.core.request import Request
 from octavo.errors import ConfigError
 from tests.core.fake_worker import SECRET, make_request
+from tests.core.hash_twin import chained_hashes
 
 
 def request(prompt: list[int], **options: Any) -> Request:
@@ -119,10 +120,7 @@ def test_growing_step_by_step_gives_the_same_hashes(prompt: list[int], steps: li
         grown.token_ids += prompt[len(grown.token_ids) :][:step]
         hasher.extend(grown)
     assert grown.block_hashes == hashes(prompt)
-    parent = None
-    for i, block_hash in enumerate(grown.block_hashes):
-        parent = hasher.hash_block(parent, prompt[16 * i : 16 * i + 16])
-        assert parent == block_hash
+    assert grown.block_hashes == chained_hashes(SECRET, prompt)
 
 
 keys = st.recursive(

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from octavo.contracts.messages import FinishReason
 from octavo.contracts.step import BlockIds, SchedulerOutput
-from octavo.core.block_hash import BlockHasher
 from octavo.core.block_pool import Block
 from octavo.core.kv_cache_manager import Prefix
 from octavo.core.request import Request
 from tests.core.fake_worker import POISON, SECRET, FakeCore
+from tests.core.hash_twin import chained_hashes
 
 few = settings(max_examples=25)
 Watcher = Callable[[FakeCore, SchedulerOutput], None]
@@ -73,14 +73,9 @@ def running(core: FakeCore) -> list[Request]:
 @few
 @given(st.data())
 def test_1_only_verified_tokens_are_hashed(data: st.DataObject) -> None:
-    hasher = BlockHasher(SECRET, 16)
-
     def watch(core: FakeCore, step: SchedulerOutput) -> None:
         for request in running(core):
-            parent, right = None, []
-            for start in range(0, request.num_tokens - 15, 16):
-                parent = hasher.hash_block(parent, request.token_ids[start : start + 16])
-                right.append(parent)
+            right = chained_hashes(SECRET, request.token_ids[: request.num_tokens])
             for table in request.block_tables:
                 found = [block.block_hash for block in table]
                 for i, block_hash in enumerate(found):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,10 +13,11 @@ from typing import Any
 import pytest
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.messages import CompletionOutput, RequestOutput
+from octavo.contracts.messages import RequestOutput
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
-from octavo.engine.async_llm import AsyncLLM, _Stream
+from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.socket_client import SocketClient
 from octavo.errors import (
     ConfigError,
     DownloadError,
@@ -74,6 +77,11 @@ async def collect(engine: AsyncLLM, prompt: Any, p: SamplingParams, name: str) -
     assert whole is not None
     whole.outputs.sort(key=lambda c: c.index)
     return whole
+
+
+def process_of(engine: AsyncLLM) -> subprocess.Popen[bytes]:
+    assert isinstance(engine._client, SocketClient)
+    return engine._client._handle.process
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -244,23 +252,42 @@ def test_prefix_cache_can_be_reset(model: Path) -> None:
     with_engine(model, test)
 
 
+def test_a_start_that_is_given_up_waits_for_no_download(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def never(*_: Any, **__: Any) -> Any:
+        begun.set()
+        end.wait()
+
+    monkeypatch.setattr("octavo.models.files.resolve_model", never)
+
+    async def main() -> None:
+        start = asyncio.ensure_future(AsyncLLM.start(EngineConfig.from_flat(model=str(model))))
+        await asyncio.to_thread(begun.wait)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+
+    asyncio.run(main())  # it joins the loop's own threads
+    end.set()
+
+
 class TestDeath:
     def test_of_the_core_reaches_everyone(self, model: Path) -> None:
         async def test(engine: AsyncLLM) -> None:
-            told: list[bool] = []
-            engine.on_dead = lambda: told.append(True)
             await engine.check_health()
             jobs = [
                 asyncio.create_task(collect(engine, "x", params(max_tokens=400), f"r{i}"))
                 for i in range(12)
             ]
             await until(lambda: engine.stats().num_running > 0)
-            engine._handle.process.kill()
+            process_of(engine).kill()
             results = await asyncio.wait_for(
                 asyncio.gather(*jobs, return_exceptions=True), timeout=2
             )
             assert all(isinstance(r, EngineDeadError) for r in results)
-            assert told == [True]
             with pytest.raises(EngineDeadError, match="-9"):
                 await engine.check_health()
             with pytest.raises(EngineDeadError):
@@ -285,7 +312,7 @@ class TestDeath:
             assert len((await job).outputs[0].token_ids) == 100
             await stopping
             await engine.shutdown()
-            assert engine._handle.process.returncode == 0
+            assert process_of(engine).returncode == 0
 
         asyncio.run(main())
 
@@ -298,7 +325,7 @@ class TestDeath:
             await engine.shutdown()
             with pytest.raises(EngineDeadError, match="shut down"):
                 await job
-            assert engine._handle.process.returncode == 0
+            assert process_of(engine).returncode == 0
             assert engine.metrics.aborted["shutdown"] == 1
             assert engine.metrics.aborted["engine_dead"] == 0
 
@@ -341,33 +368,3 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
 
     with pytest.raises((DownloadError, ModelError), match="nothing"):
         asyncio.run(main())
-
-
-def test_a_slow_reader_gets_joined_deltas() -> None:
-    def delta(index: int, text: str, ids: list[int], reason: str | None = None) -> RequestOutput:
-        completion = CompletionOutput(index=index, text=text, token_ids=ids, finish_reason=reason)
-        return RequestOutput(
-            request_id="r",
-            prompt=None,
-            prompt_token_ids=[1],
-            outputs=[completion],
-            finished=reason is not None,
-        )
-
-    async def main() -> None:
-        stream = _Stream(RequestOutputKind.DELTA)
-        stream.put(delta(1, "x", [7]))
-        stream.put(delta(0, "a", [1]))
-        stream.put(delta(0, "b", [2, 3]))
-        stream.put(delta(1, "", [], "stop"))
-        stream.fail(EngineDeadError("gone"))
-        output = await stream.get()
-        assert output.finished
-        assert [(c.index, c.text, c.token_ids, c.finish_reason) for c in output.outputs] == [
-            (0, "ab", [1, 2, 3], None),
-            (1, "x", [7], "stop"),
-        ]
-        with pytest.raises(EngineDeadError):
-            await stream.get()
-
-    asyncio.run(main())

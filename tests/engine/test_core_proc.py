@@ -94,8 +94,9 @@ def is_alive(client: Client) -> None:
     client.add(request("probe"))
     outputs = client.outputs("probe")
     assert sum(len(o.new_token_ids) for o in outputs) == 4
+    client.send(wire.Abort(request_ids=["probe"]))  # it has ended: only the counters come of it
     while True:
-        message = client.receive(wire.Outputs)  # the heartbeat of an idle core
+        message = client.receive(wire.Outputs)
         assert isinstance(message, wire.Outputs)
         if not message.outputs.outputs and message.outputs.stats is not None:
             assert message.outputs.stats.num_running == 0
@@ -185,12 +186,13 @@ class TestRefusedRequests:
         assert output.finish_reason is FinishReason.ERROR
         is_alive(client)
 
-    def test_a_duplicate_id_does_not_stop_the_core(self, client: Client) -> None:
+    def test_a_duplicate_id_leaves_the_first_alone(self, client: Client) -> None:
         params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, seed=0)
         client.add(request("twice", sampling_params=params))
-        client.add(request("twice", sampling_params=params))
-        # The error carries the id of both; what counts is that the core goes on.
-        client.send(wire.Abort(request_ids=["twice"]))
+        client.add(request("twice", prompt_token_ids=[9] * 5))
+        outputs = client.outputs("twice")
+        assert outputs[-1].finish_reason is FinishReason.LENGTH
+        assert sum(len(o.new_token_ids) for o in outputs) == 200
         is_alive(client)
 
 

@@ -241,3 +241,12 @@ class TestText:
         assert len(final.token_ids) == min(max_tokens, made)
         if max_tokens >= made:
             assert text == self.FAMILY
+
+
+@pytest.mark.parametrize("ids", [5, None, ["a", 5], [["a"]]])
+def test_ids_that_are_none_abort_nothing(ids: Any) -> None:
+    engine = fake_engine()
+    engine.add_request("a", "x", SamplingParams(max_tokens=3))
+    with pytest.raises(RequestError, match="give a request's id, or several"):
+        engine.abort_request(ids)
+    assert engine.unfinished_request_ids == ["a"]

@@ -15,13 +15,11 @@ import pytest
 
 from octavo.contracts.messages import CompletionOutput
 from octavo.contracts.sampling_params import SamplingParams
-from octavo.engine.detokenizer import Detokenizer
 from octavo.entrypoints.llm import LLM
 from octavo.errors import PromptTooLongError, RequestError
 
 pytestmark = pytest.mark.model
 
-ALPHABET = "Here is the English alphabet: ABC"
 FRANCE = "The capital of France is"
 EOS = 2
 
@@ -40,65 +38,6 @@ def answer(llm: LLM, prompt: Any, **params: Any) -> CompletionOutput:
 
 def deltas(llm: LLM, prompt: Any, **params: Any) -> list[CompletionOutput]:
     return [o.outputs[0] for o in llm.stream(prompt, SamplingParams(**{"temperature": 0} | params))]
-
-
-class TestStopStrings:
-    """User case 3."""
-
-    @pytest.mark.parametrize(
-        ("stop", "max_tokens", "text", "with_stop", "num_tokens", "reason"),
-        [
-            ("DEFGHIJ", 16, "", "DEFGHIJ", 4, "DEFGHIJ"),
-            ("EFG", 16, "D", "DEFG", 2, "EFG"),
-            ("HIZ", 3, "DEFGHI", "DEFGHI", 3, None),
-        ],
-    )
-    def test_over_several_tokens(
-        self,
-        llm: LLM,
-        stop: str,
-        max_tokens: int,
-        text: str,
-        with_stop: str,
-        num_tokens: int,
-        reason: str | None,
-    ) -> None:
-        for include, expected in ((False, text), (True, with_stop)):
-            options = {
-                "stop": stop,
-                "max_tokens": max_tokens,
-                "include_stop_str_in_output": include,
-            }
-            whole = answer(llm, ALPHABET, **options)
-            assert (whole.text, len(whole.token_ids)) == (expected, num_tokens)
-            assert whole.token_ids == [33203, 23960, 57, 58][:num_tokens]
-            assert whole.stop_reason == reason
-            assert whole.finish_reason == ("length" if reason is None else "stop")
-            seen = ""
-            for delta in deltas(llm, ALPHABET, **options):
-                seen += delta.text
-                assert expected.startswith(seen)
-            assert seen == expected
-
-    def test_every_short_substring_of_a_text(self, llm: LLM) -> None:
-        whole = answer(llm, "Once upon a time", max_tokens=48, ignore_eos=True)
-        text, token_ids = whole.text, whole.token_ids
-        assert len(token_ids) == 48
-        stops = {text[i : i + n] for n in range(1, 13) for i in range(len(text) - n + 1)}
-        for stop in stops:
-            detokenizer = Detokenizer(llm.get_tokenizer(), SamplingParams(stop=stop))
-            shown = ""
-            for i, token_id in enumerate(token_ids):
-                piece = detokenizer.push([token_id], finished=i == len(token_ids) - 1)
-                shown += piece.text
-                if piece.stop is not None:
-                    break
-            assert piece.stop == stop
-            assert shown == text[: text.find(stop)]
-        stop = text[60:66]  # once through the whole engine
-        stopped = answer(llm, "Once upon a time", max_tokens=48, ignore_eos=True, stop=stop)
-        assert stopped.text == text[: text.find(stop)]
-        assert stopped.token_ids == token_ids[: len(stopped.token_ids)]
 
 
 class TestText:

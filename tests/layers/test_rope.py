@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from octavo.config.model import ConfigReader
 from octavo.errors import UnsupportedModelError
 from octavo.layers.rope import ROPE_TYPES, RopeParameters, read_rope
+from tests.ropes import LLAMA3, YARN
 
 HEAD_DIM, MAX_POSITION = 32, 256
 FACTORS = {
@@ -24,14 +25,8 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 4.0},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "llama3": LLAMA3,
+    "yarn": YARN,
     "yarn-untruncated": {
         "rope_type": "yarn",
         "factor": 40.0,

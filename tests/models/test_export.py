@@ -34,15 +34,8 @@ from tests.models.hf import TINY, HFModel
 from tests.models.oracle import prompt_of
 from tests.models.test_gemma import SHAPE, TIED, VISION
 from tests.models.test_gguf_families import MODELS as FAMILIES
+from tests.ropes import LLAMA3, YARN
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 BIASES = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
@@ -181,13 +174,12 @@ def test_q8_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "rope",
     [
-        LLAMA3,
+        {**LLAMA3, "rope_theta": 10000.0},
         {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
-         "rope_theta": 10000.0},
+        {**YARN, "rope_theta": 10000.0},
     ],
     ids=["llama3", "linear", "yarn"],
-)  # fmt: skip
+)
 def test_rope_scaling_in_gguf(rope: dict[str, Any], tmp_path: Path) -> None:
     hf = write_folder(tmp_path / "source", "LlamaForCausalLM", rope_parameters=rope)
     source = resolve_model(str(tmp_path / "source"))

@@ -24,6 +24,7 @@ from tests.models.gguf_lab import (
     llama_tensors,
     write_gguf,
 )
+from tests.ropes import LLAMA3
 
 
 def config_of(tmp_path: Path, tensors: Any = None, **metadata: Any) -> dict[str, Any]:
@@ -151,15 +152,8 @@ def with_freqs(values: np.ndarray) -> dict[str, Any]:
 
 
 def test_llama3_scaling_is_read_back_from_its_divisors(tmp_path: Path) -> None:
-    llama3 = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
     plain = config_of(tmp_path)
-    expected = inv_freq(plain | {"rope_scaling": llama3})
+    expected = inv_freq(plain | {"rope_scaling": LLAMA3})
     divisors = inv_freq(plain) / expected  # what llama.cpp's conversion stores
     assert divisors.min() == 1
     assert divisors.max() == 8

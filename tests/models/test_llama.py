@@ -15,6 +15,7 @@ from tests.kernels.backends import BACKENDS, DTYPES, make_backend
 from tests.models.hf import HFModel
 from tests.models.oracle import assert_equals_transformers, prompt_of
 from tests.models.runner import Runner
+from tests.ropes import LLAMA3, YARN
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa": {},
@@ -49,14 +50,8 @@ ROPES: dict[str, dict[str, Any]] = {
     "theta": {"rope_type": "default", "rope_theta": 500.0},
     "linear": {"rope_type": "linear", "factor": 3.0},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "llama3": LLAMA3,
+    "yarn": YARN,
     "yarn-mscale": {
         "rope_type": "yarn",
         "factor": 8.0,

@@ -12,8 +12,8 @@ from octavo.models.registry import build_model
 from tests.kernels.backends import BACKENDS
 from tests.models.oracle import assert_equals_transformers
 from tests.models.test_llama import CONFIG
+from tests.ropes import YARN
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 WINDOW = {"use_sliding_window": True, "sliding_window": 21}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.models.registry import supported_architectures
+from tests.engine.fakes import fake_engine
 from tests.policy.tree import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,12 +34,33 @@ def test_commands_exist() -> None:
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in shown)
 
 
-def test_refused_sampling_parameters_are_not_claimed() -> None:
-    """The table's "today" names only parameters that work."""
+SAMPLING = {
+    "temperature": {"temperature": 0.5},
+    "top-p": {"top_p": 0.5},
+    "top-k": {"top_k": 5},
+    "min-p": {"min_p": 0.1},
+    "seed": {"seed": 1},
+    "stop strings and ids": {"stop": ["x"], "stop_token_ids": [1]},
+    "min_tokens": {"min_tokens": 1},
+    "penalties": {"repetition_penalty": 1.1, "presence_penalty": 1.0, "frequency_penalty": 1.0},
+    "logit bias": {"logit_bias": {1: 1.0}},
+    "allowed ids": {"allowed_token_ids": [1, 2]},
+    "bad words": {"bad_words": ["x"]},
+    "logprobs of output and prompt": {"logprobs": 1, "prompt_logprobs": 1},
+}
+"""What the README calls it → what one asks for."""
+
+
+def test_sampling_parameters_that_are_claimed_are_accepted() -> None:
+    """By the same way as a user's request goes: validation, input processor, core."""
     (row,) = re.findall(r"^\| Sampling \| ([^|]*) \|", README, re.MULTILINE)
-    for name in ("temperature", "top-p", "top-k", "min-p", "seed", "min_tokens", "logprobs"):
-        assert name in row
-        assert name.replace("-", "_") in SamplingParams.__struct_fields__
+    claimed = row.split(", ")
+    assert not [name for name in SAMPLING if name not in claimed]
+    for name in claimed:
+        assert name in SAMPLING, f"add {name!r} to SAMPLING above, or do not claim it"
+        engine = fake_engine()
+        engine.add_request("r", "text", SamplingParams(max_tokens=2, **SAMPLING[name]))
+        assert engine.has_unfinished_requests()
 
 
 def test_every_family_is_named() -> None:

@@ -106,6 +106,49 @@ def paging(
     _bench(engine, lambda e: run(e, options, occupancy), as_json, output, hooks=[occupancy])
 
 
+@app.command("pipeline")
+@engine_options
+def pipeline(
+    engine: EngineConfig,
+    depth: Annotated[
+        list[int], typer.Option(help="Steps in flight; may be repeated.", min=1, max=8)
+    ] = [1, 2, 3],  # noqa: B006
+    batch_size: Annotated[list[int], _count("Requests at once; may be repeated.")] = [  # noqa: B006
+        1,
+        8,
+        32,
+    ],
+    input_len: Annotated[int, _count("Tokens of a prompt.")] = 32,
+    output_len: Annotated[int, _count("Tokens to generate.")] = 64,
+    rounds: Annotated[int, _count("Interleaved rounds.")] = 3,
+    served: Annotated[
+        bool, typer.Option("--served", help="Engines in processes of their own, as in serve.")
+    ] = False,
+    workload_seed: Seed = 0,
+    as_json: Json = False,
+    output: Output = None,
+) -> None:
+    """What steps in flight are worth: the same work at several depths (--pipeline-depth is not
+    used). Every depth has an engine of its own, with 256 MiB of KV cache unless an option says
+    otherwise."""
+    from octavo.entrypoints.bench.pipeline import PipelineOptions, run, started
+
+    options = PipelineOptions(
+        batch_sizes=tuple(batch_size),
+        input_len=input_len,
+        output_len=output_len,
+        rounds=rounds,
+        seed=workload_seed,
+        is_served=served,
+    )
+    if (engine.cache.num_gpu_blocks_override, engine.cache.kv_cache_memory_bytes) == (None, None):
+        engine = replace(engine, cache=replace(engine.cache, kv_cache_memory_bytes=256 << 20))
+    fetch_model(engine.model)
+    with started(engine, depth, is_served=served) as (drivers, vocab_size):
+        report = run(drivers, options, model=engine.model.model, vocab_size=vocab_size)
+    _print(report, as_json, output)
+
+
 @app.command("serve")
 @engine_options
 def serve(

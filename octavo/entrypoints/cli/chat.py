@@ -35,7 +35,7 @@ _NOT_HERE = ("n", "logprobs", "prompt_logprobs", "detokenize", "output_kind")
 
 
 @engine_options
-@sampling_options
+@sampling_options(without=_NOT_HERE)
 def chat(
     model_name: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="The model; the same as --model.")

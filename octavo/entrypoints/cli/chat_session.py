@@ -57,7 +57,6 @@ class ChatSession:
 
     Attributes:
         system: the system prompt; "" is none.
-        num_dropped: turns that were dropped for want of room, since the last reset.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class ChatSession:
         self.backend = backend
         self.system = system
         self.params = dict(params)
-        self.num_dropped = 0
         self._tell = tell
         self._turns: list[Message] = []
 
@@ -84,7 +82,6 @@ class ChatSession:
     def reset(self) -> None:
         """Forget all turns; the system prompt stays."""
         self._turns.clear()
-        self.num_dropped = 0
 
     def reply(self, text: str) -> Iterator[str]:
         """Say `text`, and get the answer in pieces. Leaving the iterator ends the answer; what was
@@ -123,7 +120,6 @@ class ChatSession:
             else:
                 break
         if dropped:
-            self.num_dropped += dropped
             self._tell(
                 f"the context{self._size()} is full: the model no longer sees the oldest "
                 f"{'turn' if dropped == 1 else f'{dropped} turns'}; /reset starts anew"

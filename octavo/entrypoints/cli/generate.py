@@ -23,7 +23,7 @@ _MAX_TOKENS = 128
 
 
 @engine_options
-@sampling_options
+@sampling_options()
 def generate(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="One or more prompts.")],
     sampling: dict[str, Any],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields
 from typing import Annotated, Any
 
@@ -35,13 +35,14 @@ def engine_options(command: Command) -> Command:
     return _with_options(command, "engine", list(_engine_parameters()), EngineConfig.from_flat)
 
 
-def sampling_options(command: Command) -> Command:
-    """Add the options of sampling; those that were given arrive as the dict `sampling`."""
+def sampling_options(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Add the options of sampling but some; those given arrive as the dict `sampling`."""
 
     def given(**values: Any) -> dict[str, Any]:
         return {k: v for k, v in values.items() if v not in (None, [], ())}
 
-    return _with_options(command, "sampling", list(_sampling_parameters()), given)
+    added = [p for p in _sampling_parameters() if p.name not in without]
+    return lambda command: _with_options(command, "sampling", added, given)
 
 
 def config_options(name: str, cls: type, panel: str) -> Callable[[Command], Command]:

@@ -9,7 +9,6 @@ import ipaddress
 import json
 import os
 import shlex
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from octavo.contracts.kv_spec import MemoryPlan
     from octavo.engine.async_llm import AsyncLLM
     from octavo.engine.core_launch import CoreHandle
-    from octavo.entrypoints.openai.http_server import StopSignal
     from octavo.entrypoints.openai.state import Server
+    from octavo.entrypoints.openai.stop_signal import StopSignal
 
 logger = get_logger(__name__)
 
@@ -48,20 +47,23 @@ def serve(
     """Serve a model over the OpenAI API."""
     from octavo.engine.core_launch import CoreHandle
     from octavo.entrypoints.openai.sockets import bind
+    from octavo.entrypoints.openai.stop_signal import StopSignal
 
+    stop = StopSignal()
     configure_logging(server.log_level)
     server = replace(server, api_key=[*(server.api_key or ()), *api_keys()])
     if model_name is not None:
         engine = replace(engine, model=replace(engine.model, model=model_name)).checked()
     _warn_if_open(server)
     with (
+        stop.caught(),
         contextlib.closing(bind(server.host, server.port, server.uds)) as sock,
         _removed_at_exit(server.uds),
     ):
         import uvloop
 
         core = CoreHandle()  # loads while this process imports the rest
-        status = uvloop.run(_serve(core, engine, server, sock))
+        status = uvloop.run(_serve(core, engine, server, sock, stop))
     raise typer.Exit(status)
 
 
@@ -70,9 +72,11 @@ async def _serve(
     engine_config: EngineConfig,
     config: ServerConfig,
     sock: socket.socket,
+    stop: StopSignal,
 ) -> int:
     from octavo.engine.async_llm import AsyncLLM
 
+    stop.catch_on_loop()
     starting = asyncio.ensure_future(AsyncLLM.start(engine_config, core))
     await asyncio.sleep(0)  # the core gets its orders before the imports below
     try:
@@ -80,7 +84,6 @@ async def _serve(
         from octavo.entrypoints.openai.app import build_app
         from octavo.entrypoints.openai.state import serve_engines
 
-        stop = _install_signals(http_server.StopSignal())
         engine = await _started(starting, stop)
         if engine is None:
             return 0
@@ -110,13 +113,6 @@ async def _started(starting: asyncio.Future[AsyncLLM], stop: StopSignal) -> Asyn
     finally:
         stopped.cancel()
     return starting.result() if starting.done() else None
-
-
-def _install_signals(stop: StopSignal) -> StopSignal:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.request)
-    return stop
 
 
 @contextlib.contextmanager

@@ -13,7 +13,13 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from octavo.errors import EngineDeadError, OctavoError, PromptTooLongError, RequestError
+from octavo.errors import (
+    EngineDeadError,
+    EngineUnresponsiveError,
+    OctavoError,
+    PromptTooLongError,
+    RequestError,
+)
 
 RETRY_AFTER_SECONDS = 1
 
@@ -94,6 +100,8 @@ def as_api_error(error: Exception) -> APIError:
         return bad_request(str(error), error.param)
     if isinstance(error, EngineDeadError):
         return unavailable("the engine has stopped; the server is going down", "engine_dead")
+    if isinstance(error, EngineUnresponsiveError):
+        return unavailable(str(error), "engine_unresponsive")
     if isinstance(error, OctavoError):
         return APIError(500, str(error))
     return APIError(

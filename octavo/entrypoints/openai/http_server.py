@@ -17,16 +17,21 @@ from typing import TYPE_CHECKING, Any
 import httptools
 import msgspec
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from octavo.entrypoints.openai.errors import bad_request
-from octavo.errors import EngineDeadError
+from octavo.errors import EngineDeadError, EngineUnresponsiveError
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from octavo.entrypoints.openai.state import Server
+    from octavo.entrypoints.openai.stop_signal import StopSignal
 
 logger = get_logger(__name__)
 
@@ -80,6 +85,23 @@ class _Transport:
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.close)
 
 
+class _UnchunkedCycle(RequestResponseCycle):
+    """A response to HTTP/1.0, which knows no chunks: a body without a length ends with the
+    connection."""
+
+    _has_length = True
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            names = [name.lower() for name, _ in message.get("headers", ())]
+            self._has_length = b"content-length" in names
+            if not self._has_length:
+                self.chunked_encoding = False
+        elif not self._has_length:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
 class HTTPProtocol(HttpToolsProtocol):
     """One connection. Heads are bounded in size and time, so is all that is neither head nor body
     (chunk extensions, trailers, which are dropped) and a body that nobody wants any more; what is
@@ -114,6 +136,8 @@ class HTTPProtocol(HttpToolsProtocol):
         self._in_head = False
         self._set_timer(None)
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.__class__ = _UnchunkedCycle
 
     def on_body(self, body: bytes) -> None:
         self._num_idle_bytes = 0
@@ -234,18 +258,6 @@ class _UvicornServer(uvicorn.Server):
         yield
 
 
-class StopSignal:
-    """SIGTERM and SIGINT as something to wait for. The first asks to drain, the second to hurry."""
-
-    def __init__(self) -> None:
-        self.drain = asyncio.Event()
-        self.hurry = asyncio.Event()
-
-    def request(self) -> None:
-        """As if a signal came."""
-        (self.hurry if self.drain.is_set() else self.drain).set()
-
-
 async def serve(
     app: ASGIApp,
     server: Server,
@@ -296,11 +308,12 @@ async def _drained(server: Server, stop: StopSignal, drain_seconds: float) -> No
 
 
 async def _death(server: Server) -> str:
-    """Returns when an engine is dead: what it died of."""
+    """Returns when an engine is dead: what it died of. One that is unresponsive may come back."""
     while True:
         for name, engine in server.engines.items():
             try:
-                await engine.check_health()
+                with contextlib.suppress(EngineUnresponsiveError):
+                    await engine.check_health()
             except EngineDeadError as error:
                 return f"{name}: {error}"
         await asyncio.sleep(HEALTH_INTERVAL)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from octavo.entrypoints.cli.serve import seconds_since_process_start
+from tests.tiny_model import write_tiny_llama
 
 ROOT = Path(__file__).parents[3]
 COMMAND = "from octavo.entrypoints.cli.main import run; run()"
@@ -115,6 +117,37 @@ def test_unix_socket(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
         assert not path.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.2, 0.5])
+def test_a_signal_during_the_start(
+    tmp_path_factory: pytest.TempPathFactory, number: signal.Signals, delay: float
+) -> None:
+    """From the moment there is something to leave behind: status 0, no orphan, no socket."""
+    model = write_tiny_llama(tmp_path_factory.mktemp("tiny"))
+    temporary = tmp_path_factory.mktemp("tmp")
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "serve", str(model), "--port", "0"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        stdout=subprocess.DEVNULL,
+    )
+    while not list(temporary.iterdir()):  # the folder of the core's socket
+        assert process.poll() is None
+        time.sleep(0.001)
+    time.sleep(delay)
+    process.send_signal(number)
+    assert process.wait(20) == 0
+    assert list(temporary.iterdir()) == []
+    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if _mentions(p, temporary)]
+
+
+def _mentions(path: Path, what: Path) -> bool:
+    try:
+        return str(what).encode() in path.read_bytes()
+    except OSError:  # the process has ended
+        return False
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,12 @@ from octavo.engine.input_processor import InputProcessor
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.wire import CoreInfo
-from octavo.errors import ChatTemplateError, EngineDeadError, RequestError
+from octavo.errors import (
+    ChatTemplateError,
+    EngineDeadError,
+    EngineUnresponsiveError,
+    RequestError,
+)
 from tests.engine.fakes import EOS, ByteTokenizer
 
 BLOCK_SIZE = 16
@@ -148,6 +153,7 @@ class FakeEngine:
         self._queues: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
         self._totals = {"prompt_tokens": 0, "generation_tokens": 0, "num_steps": 0}
         self._dead: str | None = None
+        self.is_unresponsive = False
         self._work = asyncio.Event()
         self._core = asyncio.ensure_future(self._run())
 
@@ -162,7 +168,8 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        await self.check_health()
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
         request = self._input.process(
             request_id, prompt, params, priority=priority, cache_salt=cache_salt
         )
@@ -213,6 +220,8 @@ class FakeEngine:
     async def check_health(self) -> None:
         if self._dead is not None:
             raise EngineDeadError(self._dead)
+        if self.is_unresponsive:
+            raise EngineUnresponsiveError("the engine core has not been heard of for 6 s")
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
         self.shutdowns += 1

@@ -12,9 +12,10 @@ from typing import Any
 
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.config import ServerConfig
-from octavo.entrypoints.openai.http_server import StopSignal, serve
+from octavo.entrypoints.openai.http_server import serve
 from octavo.entrypoints.openai.sockets import bind
 from octavo.entrypoints.openai.state import Server, serve_engines
+from octavo.entrypoints.openai.stop_signal import StopSignal
 from tests.entrypoints.openai.fake_engine import FakeEngine
 
 MODEL = "fake"

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import asyncio
+
 from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.http_server import HEALTH_INTERVAL
 from octavo.version import __version__
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import MODEL, serving
@@ -82,8 +85,6 @@ async def test_a_bug_is_a_500_without_internals() -> None:
 async def test_the_queue_is_bounded() -> None:
     engine = FakeEngine()
     engine.gate.clear()
-    import asyncio
-
     async with serving(engine, max_num_queued_reqs=3, max_num_queued_tokens=100) as s:
         two = asyncio.ensure_future(s.completion("a" * 50, n=2))
         await asyncio.sleep(0.05)
@@ -107,8 +108,6 @@ async def test_the_queue_is_bounded() -> None:
 
 
 async def test_running_requests_are_not_queued() -> None:
-    import asyncio
-
     engine = FakeEngine(step_seconds=0.001)
     async with serving(engine, max_num_queued_reqs=1) as s:
         tasks = []
@@ -128,6 +127,20 @@ async def test_health_of_a_dead_engine() -> None:
         reply = await s.completion()
         assert reply.status == 503
         assert await s.task == 1
+
+
+async def test_health_of_an_unresponsive_engine() -> None:
+    """It is told, and the server goes on: the engine may come back."""
+    engine = FakeEngine()
+    async with serving(engine) as s:
+        engine.is_unresponsive = True
+        reply = await s.get("/health")
+        assert (reply.status, reply.error["code"]) == (503, "engine_unresponsive")
+        assert "not been heard of" in reply.error["message"]
+        await asyncio.sleep(2 * HEALTH_INTERVAL)
+        engine.is_unresponsive = False
+        assert (await s.get("/health")).status == 200
+        assert (await s.completion()).status == 200
 
 
 def test_errors_have_no_stack() -> None:

@@ -8,7 +8,14 @@ import pytest
 
 from octavo.entrypoints.openai import http_server
 from tests.entrypoints.openai.fake_engine import FakeEngine
-from tests.entrypoints.openai.harness import Running, close, eventually, read_reply, serving
+from tests.entrypoints.openai.harness import (
+    Running,
+    close,
+    eventually,
+    read_reply,
+    request_bytes,
+    serving,
+)
 
 STREAM = {"stream": True, "max_tokens": 200, "ignore_eos": True}
 
@@ -154,6 +161,32 @@ async def test_keep_alive() -> None:
             assert b"200 OK" in head
             await reader.readexactly(15)
         await close(writer)
+
+
+async def test_http_1_0_gets_no_chunks() -> None:
+    """What nginx speaks to the servers behind it, if not told otherwise."""
+    async with serving() as s:
+        for stream in (False, True):
+            fields = {"prompt": "count", "max_tokens": 20, "stream": stream}
+            data = request_bytes("POST", "/v1/completions", fields, {})
+            old = await s.raw(data.replace(b"HTTP/1.1", b"HTTP/1.0"))
+            new = await s.completion("count", max_tokens=20, stream=stream)
+            assert old.status == 200
+            assert "transfer-encoding" not in old.headers
+            assert old.headers["connection"] == "close"
+            assert (new.headers.get("transfer-encoding") == "chunked") is stream
+            if stream:
+                assert "content-length" not in old.headers
+                assert [e["choices"] for e in old.events] == [e["choices"] for e in new.events]
+                assert old.body.endswith(b"data: [DONE]\n\n")
+            else:
+                assert int(old.headers["content-length"]) == len(old.body)
+        for method in ("GET", "HEAD"):
+            reader, writer = await s.connect()
+            writer.write(method.encode() + b" /version HTTP/1.0\r\n\r\n")
+            assert (await read_reply(reader, method)).status == 200
+            assert await reader.read() == b""
+            await close(writer)
 
 
 POST = b"POST /tokenize HTTP/1.1\r\nhost: x\r\n"

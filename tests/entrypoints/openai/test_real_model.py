@@ -390,6 +390,34 @@ def test_the_core_is_killed(own_server: Live) -> None:
     assert own_server.process.wait(20) == 1
 
 
+def test_the_core_is_stopped(own_server: Live) -> None:
+    """SIGSTOP: /health tells it within seconds, and that it is over; requests only wait."""
+    core = own_server.core
+
+    def until_health(status: int) -> Reply:
+        deadline = time.monotonic() + 20
+        while (reply := own_server.get("/health")).status != status:
+            assert time.monotonic() < deadline, f"{status} never came"
+            time.sleep(0.1)
+        return reply
+
+    async def main() -> None:
+        stream = asyncio.ensure_future(
+            own_server.apost("/v1/completions", {**LONG, "max_tokens": 400})
+        )
+        await asyncio.sleep(0.5)
+        os.kill(core, signal.SIGSTOP)
+        try:
+            reply = await asyncio.to_thread(until_health, 503)
+        finally:
+            os.kill(core, signal.SIGCONT)
+        assert reply.error["code"] == "engine_unresponsive"
+        await asyncio.to_thread(until_health, 200)
+        assert (await stream).events[-1]["choices"][0]["finish_reason"] == "length"
+
+    asyncio.run(main())
+
+
 def test_the_front_end_is_killed(own_server: Live) -> None:
     core = own_server.core
     own_server.process.kill()
