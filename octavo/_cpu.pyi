@@ -142,7 +142,14 @@ class Program:
         norm: HeadNorm | None,
     ) -> int: ...
     def attention(
-        self, q: int, kv: KvLayer, heads: HeadShape, scale: float, window: int, soft_cap: float
+        self,
+        q: int,
+        kv: KvLayer,
+        heads: HeadShape,
+        scale: float,
+        window: int,
+        soft_cap: float,
+        sinks: PackedVector | None,
     ) -> int: ...
     def logits(self, x: int, weight: PackedLinear, scale: float, soft_cap: float) -> int: ...
     def argmax(self, x: int, weight: PackedLinear, scale: float, soft_cap: float) -> int: ...

@@ -65,8 +65,9 @@ struct AttentionArgs {
   KvView kv;
   HeadShape heads;
   float scale;
-  float soft_cap;  // 0: none
-  int window;      // 0: none
+  float soft_cap;      // 0: none
+  int window;          // 0: none
+  const float* sinks;  // [num_heads], or null
   const AttentionPartials* partials;
   std::int64_t partial_rows;  // how many they hold
 };

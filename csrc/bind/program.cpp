@@ -123,7 +123,9 @@ void bind_recording(nb::class_<Program>& program) {
           },
           nb::arg("x"), nb::arg("weight"), nb::arg("kv"), nb::arg("heads"), nb::arg("rope").none(),
           nb::arg("norm").none())
-      .def("attention", &Program::attention, "window 0, soft_cap 0: none.")
+      .def("attention", &Program::attention, nb::arg("q"), nb::arg("kv"), nb::arg("heads"),
+           nb::arg("scale"), nb::arg("window"), nb::arg("soft_cap"), nb::arg("sinks").none(),
+           "window 0, soft_cap 0: none.")
       .def("layer_norm", &Program::layer_norm, nb::arg("x"), nb::arg("weight"),
            nb::arg("bias").none(), nb::arg("eps"))
       .def("logits", &Program::logits, "soft_cap 0: none.")

@@ -92,7 +92,7 @@ class Program {
   int qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const KvLayer& kv,
                      const HeadShape& heads, std::shared_ptr<RopeTable> rope, const HeadNorm& norm);
   int attention(int q, const KvLayer& kv, const HeadShape& heads, float scale, int window,
-                float soft_cap);
+                float soft_cap, std::shared_ptr<PackedVector> sinks);
   int logits(int x, std::shared_ptr<PackedLinear> weight, float scale, float soft_cap);
   int argmax(int x, std::shared_ptr<PackedLinear> weight, float scale, float soft_cap);
   int layer_norm(int x, std::shared_ptr<PackedVector> weight, std::shared_ptr<PackedVector> bias,

@@ -319,12 +319,13 @@ int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const K
 }
 
 int Program::attention(int q, const KvLayer& kv, const HeadShape& heads, float scale, int window,
-                       float soft_cap) {
+                       float soft_cap, std::shared_ptr<PackedVector> sinks) {
   use_kv(kv, heads);
   const ValueInfo info = read_act(q, heads.num_heads * heads.head_dim);
   require(info.rows == Rows::kTokens, "attention reads a value with rows TOKENS");
   require(scale > 0.0f, "the attention scale must be positive");
   require(window >= 0 && soft_cap >= 0.0f, "window and soft_cap must not be negative");
+  require(!sinks || sinks->size() == heads.num_heads, "sinks must have num_heads elements");
   GroupUse& use = group_use(kv.group);
   use.window = use.attends && (use.window == 0 || window == 0) ? 0 : std::max(use.window, window);
   use.attends = true;
@@ -333,18 +334,34 @@ int Program::attention(int q, const KvLayer& kv, const HeadShape& heads, float s
   const std::int64_t partial_rows = pool_->num_threads() > 1 ? 2 * chunks * heads.num_heads : 0;
   partial_rows_ = std::max(partial_rows_, partial_rows);
   partial_width_ = std::max<std::int64_t>(partial_width_, (heads.head_dim + 15) / 16 * 16);
-  const AttentionArgs args{
-      &values_[q]->buffer, &values_[out]->buffer, kv_view(kv, act_), heads, scale, soft_cap, window,
-      &partials_,          partial_rows};
-  const auto kernel = kernels_->attention[index(act_)];
-  const auto merge = kernels_->attention_merge[index(act_)];
+  const AttentionArgs args{&values_[q]->buffer,
+                           &values_[out]->buffer,
+                           kv_view(kv, act_),
+                           heads,
+                           scale,
+                           soft_cap,
+                           window,
+                           nullptr,
+                           &partials_,
+                           partial_rows};
+  const auto args_of = [args, sinks] {
+    AttentionArgs own = args;
+    own.sinks = sinks ? sinks->data() : nullptr;
+    return own;
+  };
   keep(kv.cache);
+  if (sinks) keep_weight(std::move(sinks));
   need_scratch(kernels_->attention_scratch(heads));
-  add_op("attention", info.rows, {out}, [=](const Task& task) { kernel(args, task); }).row_local =
-      false;
+  add_op("attention", info.rows, {out},
+         [args_of, kernel = kernels_->attention[index(act_)]](const Task& task) {
+           kernel(args_of(), task);
+         })
+      .row_local = false;
   read(q);
-  Op& second =
-      add_op("attention_merge", info.rows, {out}, [=](const Task& task) { merge(args, task); });
+  Op& second = add_op("attention_merge", info.rows, {out},
+                      [args_of, kernel = kernels_->attention_merge[index(act_)]](const Task& task) {
+                        kernel(args_of(), task);
+                      });
   second.row_local = false;
   second.is_needed = [args, is_split = kernels_->attention_is_split](const Task& task) {
     return is_split(args, task);

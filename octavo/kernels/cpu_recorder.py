@@ -122,6 +122,7 @@ class CpuRecorder(Ops):
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Weight | None = None,
     ) -> Value:
         handle = _native(
             self._program.attention,
@@ -131,6 +132,7 @@ class CpuRecorder(Ops):
             scale,
             sliding_window or 0,
             soft_cap or 0.0,
+            sinks.handle if sinks else None,
         )
         return Value(handle, q.rows, q.width, self._act)
 

@@ -216,12 +216,14 @@ class Ops(ABC):
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Weight | None = None,
     ) -> Value:
         """Causal paged attention of every token over its request's cached tokens, itself included
         → act [T, num_heads * head_dim]. Scores q·k * scale; with soft_cap c: c * tanh(score / c);
-        with a window w only the last w tokens count. Query head h reads kv head h // (H / Hkv).
-        Slots past a token's own position never influence it, even when they hold NaN; null blocks
-        of a window group are never read."""
+        with a window w only the last w tokens count. `sinks` [num_heads] are logits, neither scaled
+        nor capped, that count in each head's softmax and have no value (gpt-oss). Query head h
+        reads kv head h // (H / Hkv). Slots past a token's own position never influence it, even
+        when they hold NaN; null blocks of a window group are never read."""
 
     # ---- logits
 

@@ -276,11 +276,13 @@ class TorchOps(Ops):
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Weight | None = None,
     ) -> Value:
         pages = self._check_attention(q, kv, heads)
         self._check_act(q)
         need(q.width == heads.num_heads * heads.head_dim, f"q of width {q.width} for {heads}")
         need(sliding_window is None or sliding_window > 0, f"sliding_window={sliding_window}")
+        need(sinks is None or sinks.shape == (heads.num_heads,), f"sinks for {heads}")
         group = heads.num_heads // heads.num_kv_heads
         out = torch.empty_like(q.handle.data, dtype=torch.float64)
         for i in range(len(out)):
@@ -289,7 +291,11 @@ class TorchOps(Ops):
             query = q.handle.data[i].to(torch.float64, copy=True)
             query = query.view(heads.num_kv_heads, group, heads.head_dim)
             scores = _soft_cap(torch.einsum("hgd,shd->hgs", query, keys) * scale, soft_cap)
-            out[i] = torch.einsum("hgs,shd->hgd", torch.softmax(scores, dim=-1), values).reshape(-1)
+            if sinks is not None:
+                sink = sinks.handle.loaded.double().view(heads.num_kv_heads, group, 1)
+                scores = torch.cat([scores, sink], dim=-1)
+            weights = torch.softmax(scores, dim=-1)[..., : len(keys)]
+            out[i] = torch.einsum("hgs,shd->hgd", weights, values).reshape(-1)
         return self._act(out, Rows.TOKENS)
 
     def _visible_slots(

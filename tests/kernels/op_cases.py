@@ -347,6 +347,7 @@ class _Attention:
     norm_offset: float | None = None
     window: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
     lengths: tuple[int, ...] = (1, 5, 37, 16)
 
 
@@ -366,6 +367,9 @@ ATTENTION = {
     "window-5": _Attention(heads=(4, 2, 16), rotary_dim=16, window=5, lengths=(1, 23, 70)),
     "window-16": _Attention(heads=(2, 1, 16), rotary_dim=16, window=16, lengths=(40, 3, 65)),
     "window-1": _Attention(heads=(2, 1, 16), rotary_dim=16, window=1, lengths=(40, 3)),
+    "sinks": _Attention(heads=(8, 2, 16), rotary_dim=16, sinks=True, lengths=(1, 37, 5)),
+    "sinks-window": _Attention(heads=(2, 1, 64), sinks=True, window=20, lengths=(70, 1)),
+    "sinks-long": _Attention(heads=(4, 2, 16), sinks=True, lengths=(300, 2, 40)),
     "long": _Attention(heads=(4, 2, 16), rotary_dim=16, lengths=(300, 2, 40)),
     "long-window": _Attention(heads=(2, 1, 16), rotary_dim=16, window=280, lengths=(300, 20)),
     "long-cap": _Attention(heads=(3, 1, 32), soft_cap=3.0, lengths=(257, 30)),
@@ -385,12 +389,19 @@ def _attention_forward(lab: Lab, a: _Attention) -> Forward:
         norm = HeadNorm(q=q, k=k, eps=1e-6, offset=a.norm_offset)
     rope = lab.rope(a.rotary_dim, interleaved=a.interleaved) if a.rotary_dim else None
     kv = lab.kv(heads, a.window)
+    sinks = lab.backend.pack_vector(lab.tensor(num_heads, mean=1.0)) if a.sinks else None
 
     def forward(ops: Ops) -> None:
         q = ops.qkv_rope_store(lab.act(ops, a.k), weight, kv, heads, rope, norm)
         ops.output("q", q)
         out = ops.attention(
-            q, kv, heads, scale=1.5 * dim**-0.5, sliding_window=a.window, soft_cap=a.soft_cap
+            q,
+            kv,
+            heads,
+            scale=1.5 * dim**-0.5,
+            sliding_window=a.window,
+            soft_cap=a.soft_cap,
+            sinks=sinks,
         )
         ops.output("out", out)
 
