@@ -47,6 +47,19 @@ def toy_logits(context: Sequence[int]) -> np.ndarray:
     return logits
 
 
+def toy_taps(rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """What a head gives: all logits, and the best of each row."""
+    logits = np.array(rows, dtype=np.float32).reshape(-1, VOCAB)
+    numbers = np.where(np.isnan(logits), -np.inf, logits)
+    best = np.stack([numbers.argmax(axis=1), numbers.max(axis=1)], axis=1)
+    return {"logits": logits, "argmax": best.astype(np.float32)}
+
+
+def wanted(taps: Mapping[str, Any], step: StepInputs) -> dict[str, Any]:
+    """Those that a step asks for."""
+    return {name: taps[name] for name in (taps if step.outputs is None else step.outputs)}
+
+
 class ToyKV(KVCache):
     """One pool of token ids per group: [blocks * BLOCK] int32, -1 where nothing was stored."""
 
@@ -72,9 +85,12 @@ class ToyGraph(Graph):
 
     counters = ThreadCounters()
 
-    def __init__(self, kv: ToyKV, windows: Sequence[int | None]) -> None:
+    def __init__(
+        self, kv: ToyKV, windows: Sequence[int | None], *, max_logit_rows: int = 64
+    ) -> None:
         self._kv = kv
         self._windows = windows
+        self._max_logit_rows = max_logit_rows
         self.steps: list[StepInputs] = []
 
     @property
@@ -88,10 +104,8 @@ class ToyGraph(Graph):
             pool[slots] = step.token_ids
         contexts = _Contexts(self._kv, self._windows, step)
         rows = [toy_logits(contexts.of(row)) for row in step.logit_rows.tolist()]
-        return {
-            "logits": np.array(rows, dtype=np.float32).reshape(-1, VOCAB),
-            "hidden_states": contexts,
-        }
+        assert len(rows) <= self._max_logit_rows
+        return wanted({"hidden_states": contexts, **toy_taps(rows)}, step)
 
 
 class _Contexts:
@@ -132,8 +146,7 @@ class ToyHead(Graph):
     def replay(self, step: StepInputs) -> Mapping[str, np.ndarray]:
         assert len(step.token_ids) <= HEAD_LIMITS.max_tokens
         contexts = step.extra["hidden_states"].astype(int).tolist()
-        logits = [toy_logits([i for i in ids if i >= 0]) for ids in contexts]
-        return {"logits": np.array(logits)}
+        return wanted(toy_taps([toy_logits([i for i in ids if i >= 0]) for ids in contexts]), step)
 
 
 class ToyBackend:
@@ -165,7 +178,7 @@ def make_toy(
     features: Sequence[Any] = (),
 ) -> Toy:
     kv = ToyKV(len(windows), num_blocks)
-    graph = ToyGraph(kv, windows)
+    graph = ToyGraph(kv, windows, max_logit_rows=max_logit_rows)
     limits = StepLimits(
         max_tokens=max_tokens,
         max_requests=max_num_seqs,
