@@ -1,4 +1,4 @@
-// Logits of a step's last rows, and the best of each row without the others.
+// Logits of chosen rows, and the best of each row without the others. G multiplies (gemm.inl.h).
 #pragma once
 
 #include "kernels/gemm.inl.h"
@@ -23,24 +23,24 @@ struct LogitScale {
   }
 };
 
-template <class E>
+template <class G>
 void logits(const LogitsArgs& args, const Task& task) {
   const LogitScale scale(args);
   const GemmRange range = gemm_range(task, args.weight->num_panels, 1);
-  gemm<E>(*args.x, *args.weight, range, 1, reinterpret_cast<float*>(task.scratch),
-          [&](int row, int count, int panel, int, const float* c, std::int64_t ldc) {
-            for (int i = 0; i < count; ++i) {
-              float* out = row_of<float>(*args.out, row + i) + panel * kPanel;
-              OCTAVO_UNROLL for (int j = 0; j < kPanel; j += kLanes) {
-                store(out + j, scale.apply(load(c + i * ldc + j)));
-              }
-            }
-          });
+  gemm(G(*args.x, *args.weight), range, 1, reinterpret_cast<float*>(task.scratch),
+       [&](int row, int count, int panel, int, const float* c, std::int64_t ldc) {
+         for (int i = 0; i < count; ++i) {
+           float* out = row_of<float>(*args.out, row + i) + panel * kPanel;
+           OCTAVO_UNROLL for (int j = 0; j < kPanel; j += kLanes) {
+             store(out + j, scale.apply(load(c + i * ldc + j)));
+           }
+         }
+       });
 }
 
 // Of its part of the columns, every thread keeps the best per row. Columns come in rising order, so
 // that a later one must be larger; NaN never is.
-template <class E>
+template <class G>
 void argmax(const ArgmaxArgs& args, const Task& task) {
   const LogitScale scale(args.logits);
   const LinearWeight& w = *args.logits.weight;
@@ -51,26 +51,26 @@ void argmax(const ArgmaxArgs& args, const Task& task) {
     best[row] = -__builtin_inff();
     ids[row] = 0;
   }
-  gemm<E>(*args.logits.x, w, range, 1, reinterpret_cast<float*>(task.scratch),
-          [&](int row, int count, int panel, int, const float* c, std::int64_t ldc) {
-            const int columns = w.n - panel * kPanel < kPanel ? w.n - panel * kPanel : kPanel;
-            for (int i = row; i < row + count; ++i) {
-              alignas(64) float v[kPanel];
-              const F32 bound = set1(best[i]);
-              unsigned larger = 0;
-              OCTAVO_UNROLL for (int j = 0; j < kPanel; j += kLanes) {
-                const F32 x = scale.apply(load(c + (i - row) * ldc + j));
-                store(v + j, x);
-                larger |= mask_greater(x, bound);
-              }
-              if (!larger) continue;
-              for (int j = 0; j < columns; ++j) {
-                if (!(v[j] > best[i])) continue;
-                best[i] = v[j];
-                ids[i] = panel * kPanel + j;
-              }
-            }
-          });
+  gemm(G(*args.logits.x, w), range, 1, reinterpret_cast<float*>(task.scratch),
+       [&](int row, int count, int panel, int, const float* c, std::int64_t ldc) {
+         const int columns = w.n - panel * kPanel < kPanel ? w.n - panel * kPanel : kPanel;
+         for (int i = row; i < row + count; ++i) {
+           alignas(64) float v[kPanel];
+           const F32 bound = set1(best[i]);
+           unsigned larger = 0;
+           OCTAVO_UNROLL for (int j = 0; j < kPanel; j += kLanes) {
+             const F32 x = scale.apply(load(c + (i - row) * ldc + j));
+             store(v + j, x);
+             larger |= mask_greater(x, bound);
+           }
+           if (!larger) continue;
+           for (int j = 0; j < columns; ++j) {
+             if (!(v[j] > best[i])) continue;
+             best[i] = v[j];
+             ids[i] = panel * kPanel + j;
+           }
+         }
+       });
 }
 
 // Threads hold rising ranges of columns: of equal values that of the lower thread stays.

@@ -97,10 +97,26 @@ void layer_norm(const NormArgs& args, const Task& task) {
   }
 }
 
-// E is the table's element type. A tied head is gathered from its panels, one column each.
+// E is the table's element type.
 template <class E>
-void embedding(const EmbeddingArgs& args, const Task& task) {
+void embedding_rows(const EmbeddingArgs& args, const Task& task) {
+  const int padded = round_up(args.width, kColumnPad);
+  const F32 scale = set1(args.scale);
+  int begin, end;
+  split_rows(task, &begin, &end);
+  for (int row = begin; row < end; ++row) {
+    const std::int64_t token = task.step->token_ids[row];
+    const auto* src = static_cast<const typename E::T*>(args.table.data) + token * args.table.ld;
+    float* out = row_of<float>(*args.out, row);
+    for (int j = 0; j < padded; j += kLanes) store(out + j, mul(E::widen(src + j), scale));
+  }
+}
+
+// Gathered from the panels of a linear weight, one column each.
+template <class E>
+void embedding_panels(const EmbeddingArgs& args, const Task& task) {
   using T = typename E::T;
+  const LinearWeight& w = *args.weight;
   const int padded = round_up(args.width, kColumnPad);
   const F32 scale = set1(args.scale);
   alignas(64) T column[kColumnPad];
@@ -109,12 +125,6 @@ void embedding(const EmbeddingArgs& args, const Task& task) {
   for (int row = begin; row < end; ++row) {
     const std::int64_t token = task.step->token_ids[row];
     float* out = row_of<float>(*args.out, row);
-    if (!args.weight) {
-      const T* src = static_cast<const T*>(args.table.data) + token * args.table.ld;
-      for (int j = 0; j < padded; j += kLanes) store(out + j, mul(E::widen(src + j), scale));
-      continue;
-    }
-    const LinearWeight& w = *args.weight;
     const T* src = static_cast<const T*>(w.panels) + token / kPanel * kPanel * w.k_padded +
                    token % kPanel * E::kStep;
     for (int k = 0; k < padded; k += kColumnPad) {

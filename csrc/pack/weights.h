@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "api/types.h"
+#include "pack/quantized.h"
 #include "runtime/memory.h"
 #include "runtime/thread_pool.h"
 
@@ -24,6 +25,14 @@ struct SourceRows {
   std::int64_t ld;
 };
 
+// Rows of GGUF blocks, one after the other.
+struct SourceBlocks {
+  const BlockFormat* format;
+  const std::uint8_t* data;
+  std::int64_t rows;
+  std::int64_t blocks_per_row;
+};
+
 // Programs read weights through these objects, in every step anew: `swap` puts other weights of the
 // same kind and shape under a recorded program, `unload` frees the memory until something is
 // swapped in. Neither while a program runs.
@@ -36,10 +45,10 @@ class Packed {
 
 class PackedLinear : public Packed {
  public:
-  PackedLinear(WeightHeap& heap, DType dtype, std::int64_t n, std::int64_t k, bool gated,
+  PackedLinear(WeightHeap& heap, WeightFormat format, std::int64_t n, std::int64_t k, bool gated,
                bool bias);
 
-  DType dtype() const { return dtype_; }
+  WeightFormat format() const { return weight_.format; }
   bool gated() const { return gated_; }
   const LinearWeight& weight() const { return weight_; }
   std::int64_t bytes() const;
@@ -48,16 +57,29 @@ class PackedLinear : public Packed {
   void swap(PackedLinear& other);
 
   // Logical output rows [first, first + rows.rows). Gated: first all gate rows, then all up rows.
+  // Quantized formats round (pack/quantized.h).
   void put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows);
+  // The same for rows of GGUF blocks, whose values the format must hold exactly.
+  void put_blocks(ThreadPool& pool, std::int64_t first, const SourceBlocks& blocks);
   void put_bias(std::int64_t first, const float* bias, std::int64_t count);
 
  private:
-  std::int64_t column_of(std::int64_t row) const;  // among num_panels * 32
+  // Rows that are neighbours in one panel.
+  struct Run {
+    std::int64_t source, column;
+    int count;
+  };
 
-  DType dtype_;
+  std::int64_t column_of(std::int64_t row) const;  // among num_panels * 32
+  std::vector<Run> runs_of(std::int64_t first, std::int64_t rows) const;
+  template <class Pack>
+  void pack_runs(ThreadPool& pool, std::int64_t first, std::int64_t rows, const Pack& pack);
+  void quantize_run(const SourceRows& rows, const Run& run, char* panel);
+
   bool gated_;
   LinearWeight weight_{};
   Allocation panels_;
+  std::vector<float> scales_;
   std::vector<float> bias_;
 };
 

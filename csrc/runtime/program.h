@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "api/kernel_table.h"
@@ -166,19 +167,21 @@ class Program {
   Value& read(int id);
   const ValueInfo& read_residual(int id);
   const ValueInfo& read_residual(int id, const ValueInfo& like, std::int64_t width);
+  const ValueInfo& act_info(int id, std::int64_t width);
   const ValueInfo& read_act(int id, std::int64_t width);
-  const ValueInfo& read_operand(int id, std::int64_t width);
-  static const Buffer* operand(const Value& value, const Task& task) {
+  // What a linear op multiplies (x, or its quantized form), and where it lies in a step.
+  int operand(int x, const PackedLinear& weight, bool gated);
+  void read_operand(int id);
+  static const Buffer* buffer_of(const Value& value, const Task& task) {
     return task.replicated && !value.replicas.empty() ? &value.replicas[task.thread]
                                                       : &value.buffer;
   }
+  static Task share_of(const Value& out, const Task& task);
   Op& add_op(const char* name, Rows rows, std::vector<int> writes,
              std::function<void(const Task&)> run);
   Op& add_norm(const char* name, Rows rows, int out, NormArgs args,
                std::shared_ptr<PackedVector> weight, std::shared_ptr<PackedVector> bias,
                void (*kernel)(const NormArgs&, const Task&));
-  LogitsArgs logits_args(int x, const std::shared_ptr<PackedLinear>& weight, float scale,
-                         float soft_cap);
   void use_counter(int counter);
   void need_scratch(std::int64_t bytes);
   void use_kv(const KvLayer& kv, const HeadShape& heads);
@@ -208,7 +211,8 @@ class Program {
 
   std::vector<std::unique_ptr<Value>> values_;
   std::vector<Op> ops_;
-  std::vector<std::pair<int, int>> in_place_;  // (residual, result)
+  std::vector<std::pair<int, int>> in_place_;           // (residual, result)
+  std::map<std::tuple<int, int, int>, int> quantized_;  // (value, group, zero point) → int8 form
   std::vector<std::pair<std::string, int>> taps_;
   std::vector<int> reading_;  // by the op about to be added
   std::vector<std::shared_ptr<const void>> kept_;

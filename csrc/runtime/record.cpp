@@ -13,6 +13,7 @@ namespace {
 constexpr std::int64_t kMaxWidth = 1 << 24;
 
 int index(DType dtype) { return static_cast<int>(dtype); }
+int index(WeightFormat format) { return static_cast<int>(format); }
 
 }  // namespace
 
@@ -47,21 +48,24 @@ const ValueInfo& Program::read_residual(int id, const ValueInfo& like, std::int6
   return info;
 }
 
-const ValueInfo& Program::read_act(int id, std::int64_t width) {
-  const ValueInfo& info = read(id).info;
+const ValueInfo& Program::act_info(int id, std::int64_t width) {
+  const ValueInfo& info = value(id).info;
   require(info.dtype == act_ && info.format != Format::kResidual,
           "this op reads values in the activation format only");
   require(info.width == width, "the value's width is not what the op reads");
   return info;
 }
 
-// What a linear op multiplies: it looks up `operand` in every step.
-const ValueInfo& Program::read_operand(int id, std::int64_t width) {
-  const bool needed_shared = value(id).needs_shared;
-  const ValueInfo& info = read_act(id, width);
-  values_[id]->needs_shared = needed_shared;
-  values_[id]->operand = true;
-  return info;
+const ValueInfo& Program::read_act(int id, std::int64_t width) {
+  read(id);
+  return act_info(id, width);
+}
+
+// A use by the op about to be added, which looks for its `buffer_of` in every step.
+void Program::read_operand(int id) {
+  Value& v = value(id);
+  v.operand = true;
+  reading_.push_back(id);
 }
 
 int Program::add_value(const ValueInfo& info, std::int64_t max_rows) {
@@ -111,7 +115,7 @@ void Program::need_scratch(std::int64_t bytes) { scratch_bytes_ = std::max(scrat
 int Program::embedding(std::shared_ptr<PackedTable> table, float scale) {
   rules_.vocab = rules_.vocab ? std::min(rules_.vocab, table->rows()) : table->rows();
   const int out = add_residual(Rows::kTokens, table->columns());
-  const auto run = [kernel = kernels_->embedding[index(table->dtype())], table, scale,
+  const auto run = [kernel = kernels_->embedding_rows[index(table->dtype())], table, scale,
                     to = values_[out].get()](const Task& task) {
     kernel({table->table(), nullptr, &to->buffer, static_cast<int>(table->columns()), scale}, task);
   };
@@ -126,10 +130,20 @@ int Program::embedding(std::shared_ptr<PackedLinear> table, float scale) {
   rules_.vocab = rules_.vocab ? std::min<std::int64_t>(rules_.vocab, w.n) : w.n;
   const int out = add_residual(Rows::kTokens, w.k);
   const EmbeddingArgs args{{}, &w, &values_[out]->buffer, w.k, scale};
-  const auto kernel = kernels_->embedding[index(table->dtype())];
+  const auto kernel = kernels_->embedding_panels[index(table->format())];
   keep_weight(std::move(table));
   add_op("embedding", Rows::kTokens, {out}, [=](const Task& task) { kernel(args, task); });
   return out;
+}
+
+// A thread's part of an op that may replicate: all of it where the thread has a copy of its own.
+Task Program::share_of(const Value& out, const Task& task) {
+  Task share = task;
+  if (buffer_of(out, task) != &out.buffer) {
+    share.thread = 0;
+    share.num_threads = 1;
+  }
+  return share;
 }
 
 // A norm whose result is an activation: in small steps every thread computes all of it.
@@ -139,15 +153,10 @@ Program::Op& Program::add_norm(const char* name, Rows rows, int out, NormArgs ar
                                void (*kernel)(const NormArgs&, const Task&)) {
   const auto run = [=, to = values_[out].get()](const Task& task) {
     NormArgs own = args;
-    Task all = task;
     own.weight = weight->data();
     own.bias = bias ? bias->data() : nullptr;
-    own.out = operand(*to, task);
-    if (own.out != &to->buffer) {
-      all.thread = 0;
-      all.num_threads = 1;
-    }
-    kernel(own, all);
+    own.out = buffer_of(*to, task);
+    kernel(own, share_of(*to, task));
   };
   keep_weight(std::move(weight));
   if (bias) keep_weight(std::move(bias));
@@ -191,20 +200,55 @@ int Program::layer_norm(int x, std::shared_ptr<PackedVector> weight,
   return out;
 }
 
+// What a linear op multiplies: x, or for a quantized weight its int8 form, made once per value and
+// kind of group.
+int Program::operand(int x, const PackedLinear& weight, bool gated) {
+  require(weight.gated() == gated,
+          gated ? "gated_linear needs a gated weight" : "only gated_linear takes a gated weight");
+  const LinearWeight& w = weight.weight();
+  const ValueInfo info = act_info(x, w.k);
+  if (w.format == WeightFormat::kF32 || w.format == WeightFormat::kBf16) {
+    const DType dtype = w.format == WeightFormat::kF32 ? DType::kF32 : DType::kBf16;
+    require(dtype == act_, "the weight is of another dtype than activations");
+    read_operand(x);
+    return x;
+  }
+  const WeightTraits& traits = traits_of(w.format);
+  const auto [known, is_new] = quantized_.try_emplace({x, traits.group, traits.zero_point}, -1);
+  if (is_new) {
+    read_operand(x);
+    const std::int64_t groups = traits.group ? w.k_padded / traits.group : 1;
+    const int out = add_value({info.rows, w.k_padded / 4 + 2 * groups, DType::kF32, Format::kAct});
+    known->second = out;
+    const QuantizeArgs args{nullptr,      nullptr,           w.k_padded,
+                            traits.group, traits.zero_point, traits.has_min};
+    const auto run = [args, kernel = kernels_->quantize[index(act_)], from = values_[x].get(),
+                      to = values_[out].get()](const Task& task) {
+      QuantizeArgs own = args;
+      own.x = buffer_of(*from, task);
+      own.out = buffer_of(*to, task);
+      kernel(own, share_of(*to, task));
+    };
+    need_scratch(w.k_padded * static_cast<std::int64_t>(sizeof(float)));
+    add_op("quantize", info.rows, {out}, run).replicates = true;
+  }
+  read_operand(known->second);
+  return known->second;
+}
+
 int Program::linear(int x, std::shared_ptr<PackedLinear> weight, int residual) {
-  require(weight->dtype() == act_ && !weight->gated(),
-          "linear needs a plain weight of act's dtype");
   const LinearWeight& w = weight->weight();
-  const ValueInfo info = read_operand(x, w.k);
+  const int input = operand(x, *weight, false);
+  const ValueInfo info = values_[x]->info;
   const bool adds = residual >= 0;
   if (adds) read_residual(residual, info, w.n);
   const int out = add_residual(info.rows, w.n);
   const LinearArgs args{nullptr, &w, adds ? &values_[residual]->buffer : nullptr,
                         &values_[out]->buffer};
-  const auto run = [args, kernel = kernels_->linear[index(act_)],
-                    from = values_[x].get()](const Task& task) {
+  const auto run = [args, kernel = kernels_->linear[index(w.format)],
+                    from = values_[input].get()](const Task& task) {
     LinearArgs own = args;
-    own.x = operand(*from, task);
+    own.x = buffer_of(*from, task);
     kernel(own, task);
   };
   keep_weight(std::move(weight));
@@ -215,15 +259,15 @@ int Program::linear(int x, std::shared_ptr<PackedLinear> weight, int residual) {
 }
 
 int Program::gated_linear(int x, std::shared_ptr<PackedLinear> weight, Activation activation) {
-  require(weight->dtype() == act_ && weight->gated(), "gated_linear needs a gated weight");
   const LinearWeight& w = weight->weight();
-  const ValueInfo info = read_operand(x, w.k);
+  const int input = operand(x, *weight, true);
+  const ValueInfo info = values_[x]->info;
   const int out = add_act(info.rows, w.n / 2);
   const GatedArgs args{nullptr, &w, &values_[out]->buffer, activation};
-  const auto run = [args, kernel = kernels_->gated_linear[index(act_)],
-                    from = values_[x].get()](const Task& task) {
+  const auto run = [args, kernel = kernels_->gated_linear[index(w.format)][index(act_)],
+                    from = values_[input].get()](const Task& task) {
     GatedArgs own = args;
-    own.x = operand(*from, task);
+    own.x = buffer_of(*from, task);
     kernel(own, task);
   };
   keep_weight(std::move(weight));
@@ -261,7 +305,6 @@ static KvView kv_view(const KvLayer& kv, DType dtype) {
 int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const KvLayer& kv,
                             const HeadShape& heads, std::shared_ptr<RopeTable> rope,
                             const HeadNorm& norm) {
-  require(weight->dtype() == act_ && !weight->gated(), "qkv needs a plain weight of act's dtype");
   use_kv(kv, heads);
   const LinearWeight& w = weight->weight();
   require(w.n == (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim,
@@ -276,12 +319,14 @@ int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const K
             "head norm weights must have head_dim elements");
   }
   group_use(kv.group).stores = true;
-  const Rows rows = read_operand(x, w.k).rows;
+  const int input = operand(x, *weight, false);
+  const Rows rows = values_[x]->info.rows;
   require(rows == Rows::kTokens, "qkv_rope_store reads a value with rows TOKENS");
   const std::int64_t raw_rows =
       std::min(rules_.limits.max_tokens, kRowsPerThread * pool_->num_threads());
   const int raw = add_value({rows, w.n, DType::kF32, Format::kResidual}, raw_rows);
   const int out = add_act(rows, heads.num_heads * heads.head_dim);
+  const auto project = kernels_->qkv_project[index(w.format)][index(act_)];
   QkvArgs args{};
   args.weight = &w;
   args.raw = &values_[raw]->buffer;
@@ -289,9 +334,9 @@ int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const K
   args.kv = kv_view(kv, act_);
   args.heads = heads;
   args.rope = rope ? rope->view() : RopeView{};
-  const auto args_of = [args, norm, from = values_[x].get()](const Task& task) {
+  const auto args_of = [args, norm, from = values_[input].get()](const Task& task) {
     QkvArgs own = args;
-    own.x = operand(*from, task);
+    own.x = buffer_of(*from, task);
     if (norm.q) own.norm = {norm.q->data(), norm.k->data(), norm.eps, norm.offset};
     return own;
   };
@@ -304,9 +349,7 @@ int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const K
       kernels_->gemm_scratch(heads.head_dim / std::gcd(heads.head_dim, static_cast<int>(kPanel))));
   // Split by rows the first does all; otherwise it leaves raw rows to the second.
   Op& first = add_op("qkv_project", rows, {raw, out},
-                     [args_of, kernel = kernels_->qkv_project[index(act_)]](const Task& task) {
-                       kernel(args_of(task), task);
-                     });
+                     [=](const Task& task) { project(args_of(task), task); });
   first.has_effects = true;
   read(raw);
   Op& second = add_op("qkv_finish", rows, {out},
@@ -369,45 +412,46 @@ int Program::attention(int q, const KvLayer& kv, const HeadShape& heads, float s
   return out;
 }
 
-LogitsArgs Program::logits_args(int x, const std::shared_ptr<PackedLinear>& weight, float scale,
-                                float soft_cap) {
-  require(weight->dtype() == act_ && !weight->gated(), "logits need a plain weight of act's dtype");
-  require(soft_cap >= 0.0f, "soft_cap must not be negative");
-  const Rows rows = read_operand(x, weight->weight().k).rows;
-  require(rows == Rows::kLogits, "logits read a value with rows LOGITS");
-  keep_weight(weight);
-  need_scratch(kernels_->gemm_scratch(1));
-  return {nullptr, &weight->weight(), nullptr, scale, soft_cap};
-}
-
 int Program::logits(int x, std::shared_ptr<PackedLinear> weight, float scale, float soft_cap) {
-  LogitsArgs args = logits_args(x, weight, scale, soft_cap);
-  const int out = add_residual(Rows::kLogits, args.weight->n);
-  args.out = &values_[out]->buffer;
-  add_op("logits", Rows::kLogits, {out},
-         [args, kernel = kernels_->logits[index(act_)], from = values_[x].get()](const Task& task) {
-           LogitsArgs own = args;
-           own.x = operand(*from, task);
-           kernel(own, task);
-         });
+  require(soft_cap >= 0.0f, "soft_cap must not be negative");
+  const LinearWeight& w = weight->weight();
+  const int input = operand(x, *weight, false);
+  require(values_[x]->info.rows == Rows::kLogits, "logits read a value with rows LOGITS");
+  const int out = add_residual(Rows::kLogits, w.n);
+  const LogitsArgs args{nullptr, &w, &values_[out]->buffer, scale, soft_cap};
+  const auto run = [args, kernel = kernels_->logits[index(w.format)],
+                    from = values_[input].get()](const Task& task) {
+    LogitsArgs own = args;
+    own.x = buffer_of(*from, task);
+    kernel(own, task);
+  };
+  keep_weight(std::move(weight));
+  need_scratch(kernels_->gemm_scratch(1));
+  add_op("logits", Rows::kLogits, {out}, run);
   return out;
 }
 
 int Program::argmax(int x, std::shared_ptr<PackedLinear> weight, float scale, float soft_cap) {
   constexpr int kExactInFloat = 1 << 24;
-  ArgmaxArgs args{logits_args(x, weight, scale, soft_cap), &argmax_partials_};
-  require(args.logits.weight->n <= kExactInFloat, "argmax takes at most 2^24 columns");
-  argmax_rows_ = std::max(argmax_rows_, rules_.limits.max_logit_rows);
+  require(soft_cap >= 0.0f, "soft_cap must not be negative");
+  const LinearWeight& w = weight->weight();
+  require(w.n <= kExactInFloat, "argmax takes at most 2^24 columns");
+  const int input = operand(x, *weight, false);
+  require(values_[x]->info.rows == Rows::kLogits, "argmax reads a value with rows LOGITS");
   const int out = add_residual(Rows::kLogits, 2);
-  args.logits.out = &values_[out]->buffer;
-  add_op("argmax", Rows::kLogits, {out},
-         [args, kernel = kernels_->argmax[index(act_)], from = values_[x].get()](const Task& task) {
-           ArgmaxArgs own = args;
-           own.logits.x = operand(*from, task);
-           kernel(own, task);
-         });
-  add_op("argmax_merge", Rows::kLogits, {out},
-         [args, kernel = kernels_->argmax_merge](const Task& task) { kernel(args, task); });
+  const ArgmaxArgs args{{nullptr, &w, &values_[out]->buffer, scale, soft_cap}, &argmax_partials_};
+  const auto run = [args, kernel = kernels_->argmax[index(w.format)],
+                    from = values_[input].get()](const Task& task) {
+    ArgmaxArgs own = args;
+    own.logits.x = buffer_of(*from, task);
+    kernel(own, task);
+  };
+  keep_weight(std::move(weight));
+  need_scratch(kernels_->gemm_scratch(1));
+  argmax_rows_ = std::max(argmax_rows_, rules_.limits.max_logit_rows);
+  add_op("argmax", Rows::kLogits, {out}, run);
+  const auto merge = kernels_->argmax_merge;
+  add_op("argmax_merge", Rows::kLogits, {out}, [=](const Task& task) { merge(args, task); });
   return out;
 }
 

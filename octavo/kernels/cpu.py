@@ -15,6 +15,7 @@ import numpy as np
 from octavo import _cpu
 from octavo.contracts.kv_spec import BLOCK_SIZE, BlockCopy, FullAttentionSpec, KVCacheConfig
 from octavo.contracts.tensor import DType, HostTensor, bf16_to_float32
+from octavo.contracts.weight_format import WeightFormat
 from octavo.env import cpu_isa_cap
 from octavo.errors import ConfigError, KernelError
 from octavo.kernels.cpu_recorder import CpuRecorder
@@ -98,6 +99,7 @@ class CpuBackend(Backend):
         bias: Sequence[HostTensor] | None = None,
         *,
         gated: bool = False,
+        format: WeightFormat | None = None,
     ) -> Weight:
         shapes = [part.shape for part in parts]
         if not shapes or any(len(s) != 2 or s[1] != shapes[0][1] for s in shapes):
@@ -107,9 +109,15 @@ class CpuBackend(Backend):
                 f"a gated weight has a gate and an up part of one shape, not {shapes}"
             )
         n, k = sum(s[0] for s in shapes), shapes[0][1]
-        packed = _cpu.PackedLinear(self._device, self.dtype.value, n, k, gated, bias is not None)
+        format = format or WeightFormat(self.dtype.value)
+        packed = _cpu.PackedLinear(self._device, format.value, n, k, gated, bias is not None)
         first = 0
         for part in parts:
+            if format.holds(part.dtype):
+                blocks = np.ascontiguousarray(part.data)
+                packed.put_blocks(self._device, first, part.dtype.value, blocks)
+                first += len(blocks)
+                continue
             for rows in self._row_chunks(part):
                 packed.put_rows(self._device, first, rows)
                 first += len(rows)
@@ -140,9 +148,11 @@ class CpuBackend(Backend):
                 part = HostTensor(data, tensor.dtype, (stop - start, columns))
                 yield np.ascontiguousarray(part.to_float32(), dtype=np.float32)
 
-    def pack_embedding(self, table: HostTensor) -> Weight:
+    def pack_embedding(self, table: HostTensor, *, format: WeightFormat | None = None) -> Weight:
         if len(table.shape) != 2:
             raise KernelError(f"an embedding table is [vocab, dim], not {table.shape}")
+        if format is not None:
+            return self.pack_linear([table], format=format)
         packed = _cpu.PackedTable(self._device, self.dtype.value, *table.shape)
         first = 0
         for rows in self._row_chunks(table):

@@ -10,8 +10,9 @@ of the step, `Rows.LOGITS` values one row per (request, offset) that needs logit
 read from the step: one program serves every batch.
 
 Types. The residual stream is float32. `act` marks values in the back end's activation format
-(float32, or bfloat16 for bfloat16 weights; with quantized weights the back end quantizes in the
-producing op): only an op that takes `act` may read them.
+(float32 or bfloat16): only an op that takes `act` may read them. An op with a quantized weight
+quantizes them to int8 first, by row or by group of a row (contracts/weight_format.py):
+`scale = max |x| / 127`, `code = round(x * (127 / max |x|))`, ties to even, in float32.
 
 Invariance (DESIGN §5). Every reduction runs in one fixed order that depends only on the element's
 own row: GEMM over ascending K for every M, attention over absolute 256-token chunks of the keys and
@@ -30,6 +31,7 @@ import numpy as np
 
 from octavo.contracts.kv_spec import BlockCopy, KVCacheConfig
 from octavo.contracts.tensor import DType, HostTensor
+from octavo.contracts.weight_format import WeightFormat
 from octavo.kernels.sampling_ops import SamplingOps
 from octavo.kernels.sync import Collective, Counters
 
@@ -373,12 +375,15 @@ class Backend(ABC):
         bias: Sequence[HostTensor] | None = None,
         *,
         gated: bool = False,
+        format: WeightFormat | None = None,
     ) -> Weight:
-        """A linear weight [sum n_i, K]. `gated`: parts are (gate, up) for `gated_linear`."""
+        """A linear weight [sum n_i, K]. `gated`: parts are (gate, up) for `gated_linear`.
+        `format` None: the back end's dtype. GGUF blocks that the format holds stay exactly what
+        they are; all else is rounded to it."""
 
     @abstractmethod
-    def pack_embedding(self, table: HostTensor) -> Weight:
-        """A table for `embedding` [vocab, dim]."""
+    def pack_embedding(self, table: HostTensor, *, format: WeightFormat | None = None) -> Weight:
+        """A table for `embedding` [vocab, dim]; `format` as for `pack_linear`."""
 
     @abstractmethod
     def pack_vector(self, vector: HostTensor) -> Weight:

@@ -32,6 +32,7 @@ from octavo.kernels.ops import (
     Weight,
 )
 from octavo.kernels.sync import Collective, ThreadCounters
+from octavo.kernels.torch_quantized import quantize_row
 
 TORCH_DTYPES = {DType.F32: torch.float32, DType.BF16: torch.bfloat16}
 
@@ -52,9 +53,10 @@ class _Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Linear:
-    weight: torch.Tensor  # [N, K] float64, values as rounded to the back end's dtype
+    weight: torch.Tensor  # [N, K] float64, values as rounded to its format
     bias: torch.Tensor | None  # [N] float64, values as float32
     gated: bool
+    group: int | None = None  # of a quantized weight: K that share a scale of the rows; 0 is all
 
 
 @dataclass
@@ -94,6 +96,8 @@ def _map_rows(
 
 
 def _apply(linear: Linear, row: torch.Tensor) -> torch.Tensor:
+    if linear.group is not None:
+        row = quantize_row(row, linear.group)
     y = torch.mv(linear.weight, row)
     return y if linear.bias is None else y + linear.bias
 

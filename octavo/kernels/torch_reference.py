@@ -13,6 +13,7 @@ import torch
 
 from octavo.contracts.kv_spec import BlockCopy, FullAttentionSpec, KVCacheConfig, KVCacheSpec
 from octavo.contracts.tensor import DType, HostTensor
+from octavo.contracts.weight_format import WeightFormat
 from octavo.errors import ConfigError, KernelError, MemoryPlanError
 from octavo.kernels.ops import (
     Backend,
@@ -28,6 +29,7 @@ from octavo.kernels.ops import (
 )
 from octavo.kernels.sync import Counters, ThreadCounters
 from octavo.kernels.torch_ops import TORCH_DTYPES, Linear, Packed, Pages, TorchOps, need
+from octavo.kernels.torch_quantized import round_weight
 from octavo.kernels.torch_sampling import TorchSampling
 
 
@@ -182,16 +184,21 @@ class TorchReferenceBackend(Backend):
         bias: Sequence[HostTensor] | None = None,
         *,
         gated: bool = False,
+        format: WeightFormat | None = None,
     ) -> Weight:
         need(not gated or (len(parts) == 2 and parts[0].shape == parts[1].shape), "gate and up")
-        weight = torch.cat([self._rounded(part) for part in parts])
+        format = format or WeightFormat(self.dtype.value)
+        grouping = format.grouping
+        rounded = [round_weight(p, format) if grouping else self._rounded(p) for p in parts]
+        weight = torch.cat(rounded)
         bias_row = None if bias is None else torch.cat([_float64(part) for part in bias])
         need(bias_row is None or len(bias_row) == len(weight), "bias and weight differ in rows")
         nbytes = weight.nbytes + (0 if bias_row is None else bias_row.nbytes)
-        return Weight(Packed(Linear(weight, bias_row, gated)), tuple(weight.shape), nbytes)
+        linear = Linear(weight, bias_row, gated, grouping.group if grouping else None)
+        return Weight(Packed(linear), tuple(weight.shape), nbytes)
 
-    def pack_embedding(self, table: HostTensor) -> Weight:
-        return self.pack_linear([table])
+    def pack_embedding(self, table: HostTensor, *, format: WeightFormat | None = None) -> Weight:
+        return self.pack_linear([table], format=format)
 
     def pack_vector(self, vector: HostTensor) -> Weight:
         data = _float64(vector)

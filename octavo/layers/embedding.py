@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from octavo.contracts.tensor import HostTensor
 from octavo.kernels.ops import Backend, Ops, Value, Weight
 from octavo.layers.base import Module, PackedSlot
+from octavo.quant.base import Quantization
 
 
 class Embedding(PackedSlot):
@@ -31,9 +32,14 @@ class Embedding(PackedSlot):
         """Rows of the step's token ids: [T, D] float32."""
         return ops.embedding(self.weight, scale=self._scale)
 
-    def _pack(self, tensors: Mapping[str, HostTensor], backend: Backend) -> Weight:
+    def _pack(
+        self, tensors: Mapping[str, HostTensor], backend: Backend, quantization: Quantization
+    ) -> Weight:
         (table,) = tensors.values()
-        return backend.pack_linear([table]) if self._tied else backend.pack_embedding(table)
+        if self._tied:
+            format = quantization.linear_format([table], head=True)
+            return backend.pack_linear([table], format=format)
+        return backend.pack_embedding(table, format=quantization.embedding_format(table))
 
 
 class LMHead(Module):

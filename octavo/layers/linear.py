@@ -13,6 +13,7 @@ from octavo.contracts.tensor import HostTensor
 from octavo.errors import ConfigError
 from octavo.kernels.ops import Activation, Backend, Ops, Value, Weight
 from octavo.layers.base import PackedSlot
+from octavo.quant.base import Quantization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class ColumnParallelLinear(PackedSlot):
         input_size: K.
         bias: every module has one.
         gated: there are two maps, (gate, up), for `gated_linear`.
+        head: it makes logits.
         shard: which part of every map.
     """
 
@@ -65,6 +67,7 @@ class ColumnParallelLinear(PackedSlot):
         *,
         bias: bool = False,
         gated: bool = False,
+        head: bool = False,
         shard: Shard | None = None,
     ) -> None:
         shapes: dict[str, tuple[int, ...]] = {}
@@ -76,15 +79,20 @@ class ColumnParallelLinear(PackedSlot):
         self._parts = dict(parts)
         self._bias = bias
         self._gated = gated
+        self._head = head
         self._shard = shard or Shard()
 
     def __call__(self, ops: Ops, x: Value) -> Value:
         """x act [*, K] → [*, N] float32."""
         return ops.linear(x, self.weight)
 
-    def _pack(self, tensors: Mapping[str, HostTensor], backend: Backend) -> Weight:
+    def _pack(
+        self, tensors: Mapping[str, HostTensor], backend: Backend, quantization: Quantization
+    ) -> Weight:
+        parts = self._stack(tensors, "weight")
         bias = self._stack(tensors, "bias") if self._bias else None
-        return backend.pack_linear(self._stack(tensors, "weight"), bias, gated=self._gated)
+        format = quantization.linear_format(parts, head=self._head)
+        return backend.pack_linear(parts, bias, gated=self._gated, format=format)
 
     def _stack(self, tensors: Mapping[str, HostTensor], kind: str) -> list[HostTensor]:
         stacked = []
@@ -151,8 +159,10 @@ class RowParallelLinear(PackedSlot):
             return ops.linear(x, self.weight)
         return ops.linear_add(x, self.weight, residual)
 
-    def _pack(self, tensors: Mapping[str, HostTensor], backend: Backend) -> Weight:
+    def _pack(
+        self, tensors: Mapping[str, HostTensor], backend: Backend, quantization: Quantization
+    ) -> Weight:
         weight = self._shard.columns(tensors[f"{self._name}.weight"])
         adds_bias = self._bias and self._shard.rank == 0
         bias = [tensors[f"{self._name}.bias"]] if adds_bias else None
-        return backend.pack_linear([weight], bias)
+        return backend.pack_linear([weight], bias, format=quantization.linear_format([weight]))

@@ -227,7 +227,7 @@ class LlamaForCausalLM(Module, CausalLM):
             self.lm_head = LMHead(
                 self.embed_tokens
                 if config.tied
-                else ColumnParallelLinear({"lm_head": [config.vocab_size]}, size),
+                else ColumnParallelLinear({"lm_head": [config.vocab_size]}, size, head=True),
                 soft_cap=config.logits_soft_cap,
             )
 

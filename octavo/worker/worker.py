@@ -19,6 +19,7 @@ from octavo.models.base import CausalLM
 from octavo.models.files import ModelFiles
 from octavo.models.loader import dummy_weights, load_weights
 from octavo.models.registry import build_model
+from octavo.quant.registry import quantization_of
 from octavo.sample.logprobs import HEAD_LIMITS
 from octavo.worker.free_memory import free_memory
 from octavo.worker.info import ExecutorInfo
@@ -65,7 +66,9 @@ class Worker:
         model = build_model(self._files.config)
         config = self._config.resolve(model_max_len=model.max_position)
         dtype = resolve_dtype(config.model.dtype, self._files.checkpoint_dtype)
-        check_weights_fit(_weight_bytes(model, dtype), available)
+        quantization = quantization_of(config.model.quantization, config.model.dtype)
+        bytes_per_weight = quantization.bytes_per_weight(self._files.checkpoint_dtype, dtype)
+        check_weights_fit(int(bytes_per_weight * _num_weights(model)), available)
         backend = self._backend = create_backend(
             config.device.device, dtype, config.device.num_threads
         )
@@ -74,7 +77,7 @@ class Worker:
             if config.model.load_format == "dummy"
             else self._files.weights()
         )
-        num_weight_bytes = load_weights(model, weights, backend)
+        num_weight_bytes = load_weights(model, weights, backend, quantization)
         groups = group_layers(model.kv_specs(dtype))
         plan = self._plan(config, model, backend, groups, available, num_weight_bytes)
         config = replace(config, model=replace(config.model, max_model_len=plan.max_model_len))
@@ -183,11 +186,9 @@ def step_limits(
     )
 
 
-def _weight_bytes(model: CausalLM, dtype: DType) -> int:
-    """About what the weights take: every tensor once, in the engine's dtype."""
-    return dtype.itemsize * sum(
-        math.prod(shape) for slot in model.slots() for shape in slot.expected().values()
-    )
+def _num_weights(model: CausalLM) -> int:
+    """Elements of all tensors, each once."""
+    return sum(math.prod(shape) for slot in model.slots() for shape in slot.expected().values())
 
 
 def _capture(

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import gguf
 import numpy as np
 
 from octavo.contracts.kv_spec import (
@@ -20,6 +19,7 @@ from octavo.contracts.kv_spec import (
     SlidingWindowSpec,
 )
 from octavo.contracts.tensor import DType, HostTensor, float32_to_bf16
+from octavo.contracts.weight_format import WeightFormat
 from octavo.kernels.ops import (
     Activation,
     Backend,
@@ -33,6 +33,8 @@ from octavo.kernels.ops import (
     Value,
 )
 from octavo.kernels.sync import Collective
+from octavo.quant.gguf import smallest_format
+from tests.kernels.blocks import random_blocks
 
 VOCAB = 97
 MAX_TOKENS = 512
@@ -65,8 +67,7 @@ class Lab:
         if dtype is DType.F16:
             return HostTensor.of(values.astype(np.float16))
         if dtype.is_block_format:
-            data = gguf.quantize(values, gguf.GGMLQuantizationType[dtype.name])
-            return HostTensor(data, dtype, shape)
+            return random_blocks(self._rng, dtype, *shape)
         return HostTensor.of(values)
 
     def rows(self, ops: Ops, name: str, width: int) -> Value:
@@ -248,6 +249,76 @@ for variant, k, sizes, bias, dtype in LINEAR:
         return forward
 
 
+QUANTIZED = {  # variant: (K, format, dtypes of the parts)
+    "int8": (70, WeightFormat.INT8, [DType.F32, DType.BF16]),
+    "int8-long": (2100, WeightFormat.INT8, [DType.F32]),
+    "int4": (70, WeightFormat.INT4_G32_MIN, [DType.F32]),
+    "int8-groups": (64, WeightFormat.INT8_G32, [DType.F16]),
+    "q4_0": (96, WeightFormat.INT4_G32, [DType.Q4_0]),
+    "q4_1": (64, WeightFormat.INT4_G32_MIN, [DType.Q4_1, DType.Q4_1]),
+    "q4_1-long": (2080, WeightFormat.INT4_G32_MIN, [DType.Q4_1]),
+    "q5_0": (64, WeightFormat.INT8_G32, [DType.Q5_0]),
+    "q5_1": (64, WeightFormat.INT8_G32_MIN, [DType.Q5_1]),
+    "q8_0": (64, WeightFormat.INT8_G32, [DType.Q8_0]),
+    "q4_k": (256, WeightFormat.INT4_G32_MIN_F32, [DType.Q4_K]),
+    "q5_k": (256, WeightFormat.INT8_G32_MIN, [DType.Q5_K]),
+    "q6_k": (512, WeightFormat.INT8_G16, [DType.Q6_K]),
+    "q4_k-q6_k": (256, WeightFormat.INT8_G16_MIN, [DType.Q4_K, DType.Q6_K]),
+}
+
+
+def _quantized(lab: Lab, variant: str, n: int, *, bias: bool = False, gated: bool = False):
+    """A weight of as many parts of n rows as the variant has types (gated: two of the first)."""
+    k, format, dtypes = QUANTIZED[variant]
+    parts = [lab.tensor(n, k, dtype=dtype) for dtype in (dtypes[:1] * 2 if gated else dtypes)]
+    biases = [lab.tensor(n) for _ in parts] if bias else None
+    return k, lab.backend.pack_linear(parts, biases, gated=gated, format=format)
+
+
+for variant in QUANTIZED:
+
+    @_case("linear", f"quantized-{variant}")
+    def _(lab: Lab, variant: str = variant) -> Forward:
+        k, weight = _quantized(lab, variant, 45, bias=True)
+        return lambda ops: ops.output("out", ops.linear(lab.act(ops, k), weight))
+
+    @_case("embedding", f"quantized-{variant}")
+    def _(lab: Lab, variant: str = variant) -> Forward:
+        k, format, dtypes = QUANTIZED[variant]
+        table = lab.backend.pack_embedding(lab.tensor(VOCAB, k, dtype=dtypes[0]), format=format)
+        return lambda ops: ops.output("out", ops.embedding(table, scale=3.0))
+
+
+for variant in ("int8", "q4_1", "q8_0", "q6_k"):
+
+    @_case("linear_add", f"quantized-{variant}")
+    def _(lab: Lab, variant: str = variant) -> Forward:
+        k, weight = _quantized(lab, variant, 20)
+
+        def forward(ops: Ops) -> None:
+            act, residual = lab.act(ops, k), lab.rows(ops, "residual", weight.shape[0])
+            ops.output("out", ops.linear_add(act, weight, residual))
+
+        return forward
+
+    @_case("gated_linear", f"quantized-{variant}")
+    def _(lab: Lab, variant: str = variant) -> Forward:
+        k, weight = _quantized(lab, variant, 25, bias=True, gated=True)
+        return lambda ops: ops.output(
+            "out", ops.gated_linear(lab.act(ops, k), weight, Activation.SILU)
+        )
+
+    @_case("logits", f"quantized-{variant}")
+    def _(lab: Lab, variant: str = variant) -> Forward:
+        k, weight = _quantized(lab, variant, 50)
+
+        def forward(ops: Ops) -> None:
+            x = ops.select_rows(lab.act(ops, k))
+            ops.output("out", ops.logits(x, weight, scale=0.5))
+
+        return forward
+
+
 for activation, k, n, bias in (
     (Activation.SILU, 64, 96, False),
     (Activation.SILU, 33, 33, True),
@@ -348,6 +419,7 @@ class _Attention:
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
+    dtype: DType = DType.F32
     lengths: tuple[int, ...] = (1, 5, 37, 16)
 
 
@@ -360,6 +432,8 @@ ATTENTION = {
     "interleaved": _Attention(heads=(4, 2, 16), rotary_dim=16, interleaved=True),
     "partial": _Attention(heads=(4, 2, 24), rotary_dim=12),
     "partial-interleaved": _Attention(heads=(2, 1, 32), rotary_dim=8, interleaved=True),
+    "q4_1": _Attention(heads=(4, 2, 16), rotary_dim=16, k=64, bias=True, dtype=DType.Q4_1),
+    "q8_0": _Attention(heads=(3, 1, 20), rotary_dim=20, k=96, dtype=DType.Q8_0),
     "no-rope": _Attention(heads=(2, 2, 16)),
     "head-norm": _Attention(heads=(4, 2, 16), rotary_dim=16, norm_offset=0.0),
     "head-norm-offset": _Attention(heads=(4, 1, 40), rotary_dim=20, norm_offset=1.0, bias=True),
@@ -381,7 +455,9 @@ def _attention_forward(lab: Lab, a: _Attention) -> Forward:
     heads = HeadShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=dim)
     sizes = [num_heads * dim, num_kv_heads * dim, num_kv_heads * dim]
     weight = lab.backend.pack_linear(
-        [lab.tensor(n, a.k) for n in sizes], [lab.tensor(n) for n in sizes] if a.bias else None
+        [lab.tensor(n, a.k, dtype=a.dtype) for n in sizes],
+        [lab.tensor(n) for n in sizes] if a.bias else None,
+        format=smallest_format({a.dtype}),
     )
     norm = None
     if a.norm_offset is not None:

@@ -1,0 +1,62 @@
+"""Which format each linear weight of a model is kept in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from octavo.contracts.tensor import DType, HostTensor
+from octavo.contracts.weight_format import WeightFormat
+
+
+class Quantization(ABC):
+    """Chooses formats while a checkpoint is loaded. `None` is always the engine's own dtype.
+
+    Attributes:
+        name: as in the configuration.
+    """
+
+    name: str
+
+    @abstractmethod
+    def linear_format(
+        self, parts: Sequence[HostTensor], *, head: bool = False
+    ) -> WeightFormat | None:
+        """Of a linear weight, whose parts [n_i, K] are stacked along the outputs.
+
+        Args:
+            head: it makes logits; a tied embedding is gathered from it.
+        """
+
+    @abstractmethod
+    def embedding_format(self, table: HostTensor) -> WeightFormat | None:
+        """Of a table that is only gathered from."""
+
+    @abstractmethod
+    def bytes_per_weight(self, checkpoint: DType, dtype: DType) -> float:
+        """About what an element of a matrix takes; for a check before anything is loaded.
+
+        Args:
+            checkpoint: what most elements are stored in.
+            dtype: the engine's.
+        """
+
+
+class Unquantized(Quantization):
+    """Everything in the engine's dtype."""
+
+    name = "none"
+
+    def linear_format(
+        self, parts: Sequence[HostTensor], *, head: bool = False
+    ) -> WeightFormat | None:
+        return None
+
+    def embedding_format(self, table: HostTensor) -> WeightFormat | None:
+        return None
+
+    def bytes_per_weight(self, checkpoint: DType, dtype: DType) -> float:
+        return dtype.itemsize
+
+
+UNQUANTIZED = Unquantized()
