@@ -217,10 +217,10 @@ int Program::operand(int x, const PackedLinear& weight, bool gated) {
   const auto [known, is_new] = quantized_.try_emplace({x, traits.group, traits.zero_point}, -1);
   if (is_new) {
     read_operand(x);
-    const std::int64_t groups = traits.group ? w.k_padded / traits.group : 1;
+    const std::int64_t groups = w.k_padded / traits.group;
     const int out = add_value({info.rows, w.k_padded / 4 + 2 * groups, DType::kF32, Format::kAct});
     known->second = out;
-    const QuantizeArgs args{nullptr,      nullptr,           w.k_padded,
+    const QuantizeArgs args{nullptr,      nullptr,           w.k,           w.k_padded,
                             traits.group, traits.zero_point, traits.has_min};
     const auto run = [args, kernel = kernels_->quantize[index(act_)], from = values_[x].get(),
                       to = values_[out].get()](const Task& task) {

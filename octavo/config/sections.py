@@ -48,6 +48,9 @@ class ModelConfig:
     logprobs_mode: LogprobsMode = option(
         "raw_logprobs", "logprobs of the raw or of the processed distribution, or its logits"
     )
+    logits_processors: tuple[str, ...] = option((), "logits processor classes, as module:Class")
+    reasoning_start_str: str = option("<think>", "how the model begins its reasoning")
+    reasoning_end_str: str = option("</think>", "how it ends it; see thinking_token_budget")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from octavo.models.files import ModelFiles
 from octavo.models.loader import dummy_weights, load_weights
 from octavo.models.registry import build_model
 from octavo.quant.registry import quantization_of
+from octavo.sample.logits_processor import load_logits_processors
 from octavo.sample.logprobs import HEAD_LIMITS
 from octavo.worker.free_memory import free_memory
 from octavo.worker.info import ExecutorInfo
@@ -93,6 +94,7 @@ class Worker:
             block_sizes=[group.spec.block_size for group in groups],
             vocab_size=model.vocab_size,
             logprobs_mode=config.model.logprobs_mode,
+            logits_processors=load_logits_processors(config.model.logits_processors),
             features=self._features,
         )
         self._runner.warm_up()
