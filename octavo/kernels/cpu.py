@@ -128,7 +128,7 @@ class CpuBackend(Backend):
             first += len(values)
         if bias is not None and first != n:
             raise KernelError(f"bias has {first} values for {n} outputs")
-        return Weight(packed, (n, k), packed.nbytes)
+        return Weight(packed, (n, k), packed.nbytes, format)
 
     def _row_chunks(self, tensor: HostTensor) -> Iterator[np.ndarray]:
         """Rows of a matrix, a few at a time: float32, or uint16 where it is bfloat16. Block formats

@@ -69,11 +69,15 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A weight in the back end's own layout. `shape` is logical: [out, in], [vocab, dim], [dim]."""
+    """A weight in the back end's own layout. `shape` is logical: [out, in], [vocab, dim], [dim].
+
+    `format` is that of a linear weight, where the back end keeps it in one of these.
+    """
 
     handle: Any
     shape: tuple[int, ...]
     nbytes: int
+    format: WeightFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)

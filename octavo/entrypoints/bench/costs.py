@@ -192,12 +192,8 @@ def _value_bytes(value: Value, step: StepShape) -> int:
 
 
 def product_kind(weight: Weight, dtype: DType) -> str:
-    """The kind of product that multiplies with a weight: integers where it is stored in fewer
-    bytes than the activations' dtype."""
-    count = 1
-    for size in weight.shape:
-        count *= size
-    if weight.nbytes < 0.9 * count * dtype.itemsize:
+    """The kind of product that multiplies with a weight: of integers where it is quantized."""
+    if weight.format is not None and weight.format.grouping is not None:
         return "int8"
     return "f32" if dtype is DType.F32 else "bf16"
 
