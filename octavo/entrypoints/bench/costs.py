@@ -267,11 +267,17 @@ RULES: Mapping[str, Callable[[_Call, StepShape], Cost]] = {
     "select_rows": _select_rows,
     "rms_norm": _rowwise,
     "rms_norm_add": _rowwise,
+    "layer_norm": _rowwise,
     "linear": _product,
     "linear_add": _product,
     "gated_linear": _product,
     "qkv_rope_store": _qkv_rope_store,
     "attention": _attention,
     "logits": _product,
+    "argmax": _product,
+    "host_call": _rowwise,
+    "all_reduce": _rowwise,
+    "signal": _free,
+    "wait": _free,
 }
 """By op: what it costs. A test holds that every op has one."""
