@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         RequestOutputKind,
         SamplingParams,
     )
+    from octavo.contracts.structured_outputs import StructuredOutputsParams
     from octavo.engine.llm_engine import LLMEngine
     from octavo.entrypoints.llm import LLM
     from octavo.sample.logits_processor import BatchUpdate, LogitsProcessor
@@ -26,6 +27,7 @@ _LAZY = {
     "LLMEngine": "octavo.engine.llm_engine",
     "SamplingParams": "octavo.contracts.sampling_params",
     "RequestOutputKind": "octavo.contracts.sampling_params",
+    "StructuredOutputsParams": "octavo.contracts.structured_outputs",
     "RepetitionDetectionParams": "octavo.contracts.sampling_params",
     "BeamSearchParams": "octavo.contracts.beam_search_params",
     "LogitsProcessor": "octavo.sample.logits_processor",
@@ -50,6 +52,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -70,16 +70,17 @@ struct NormArgs {
   float offset;
 };
 
-// Activations as a quantized weight reads them: a Buffer of float32 whose rows hold, for `groups`
-// groups of K (1: all of the row),
+// Activations as a quantized weight reads them: a Buffer of float32 whose rows hold, for
+// groups = k_padded / group,
 //   int8 codes[k_padded]; float scales[groups]; corrections[groups]
 // with x = scale * code. A correction is int32 -zero_point * (sum of the group's codes), or, for
 // weights with minima, float32 scale * (sum of the group's codes).
 struct QuantizeArgs {
   const Buffer* x;
   const Buffer* out;
+  int k;
   int k_padded;
-  int group;  // 0: all of a row
+  int group;
   int zero_point;
   bool has_min;
 };

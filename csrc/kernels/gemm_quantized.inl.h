@@ -21,95 +21,18 @@ OCTAVO_INLINE QuantizedRow quantized_row(const Buffer& x, std::int64_t row, int 
   return {codes, scales, scales + groups};
 }
 
-// kInt8: one scale per output and per row of x. The sum over all of K is one integer.
-template <class D>
-struct Int8Gemm {
-  static constexpr int kMaxRows = D::kMaxRows;
-  static constexpr int kMaxUnblockedK = 2048;
-  static constexpr int kBlockK = 2048;
-
-  const Buffer& x;
-  const LinearWeight& w;
-
-  Int8Gemm(const Buffer& x, const LinearWeight& w) : x(x), w(w) {}
-
-  OCTAVO_INLINE int depth() const { return w.k_padded; }
-  OCTAVO_INLINE int row_bytes() const { return w.k_padded; }
-  OCTAVO_INLINE const char* panel_at(int panel, int k) const {
-    return static_cast<const char*>(w.panels) + panel * w.panel_bytes +
-           static_cast<std::int64_t>(k) * kPanel;
-  }
-
-  template <int MR, bool kPrefetch>
-  OCTAVO_NOINLINE void tile(int row, int panel, int k0, int k1, float* c, std::int64_t ldc,
-                            const char* next) const {
-    constexpr int kWidth = D::kTileVectors * kLanes;
-    columns<MR, kPrefetch>(row, panel, 0, k0, k1, c, ldc, next);
-    OCTAVO_NO_UNROLL for (int j = kWidth; j < kPanel; j += kWidth) {
-      columns<MR, false>(row, panel, j, k0, k1, c, ldc, next);
-    }
-  }
-
- private:
-  template <int MR, bool kPrefetch>
-  OCTAVO_INLINE void columns(int row, int panel, int column, int k0, int k1, float* c,
-                             std::int64_t ldc, const char* next) const {
-    constexpr int NV = D::kTileVectors;
-    const auto* b = reinterpret_cast<const std::uint8_t*>(panel_at(panel, k0)) + column * 4;
-    const std::int8_t* a[MR];
-    I32 acc[MR][NV];
-    OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
-      const QuantizedRow r = quantized_row(x, row + i, w.k_padded, 1);
-      a[i] = r.codes + k0;
-      std::int32_t start;
-      __builtin_memcpy(&start, r.corrections, 4);
-      OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
-        acc[i][j] = k0 == 0 ? set1_i32(start) : load_i32(c + i * ldc + column + j * kLanes);
-      }
-    }
-    const int steps = (k1 - k0) / 4;
-    OCTAVO_NO_UNROLL for (int k = 0; k < steps; ++k) {
-      typename D::W codes[NV];
-      OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
-        codes[j] = D::all(D::load_raw(b + k * 4 * kPanel + j * kLanes * 4));
-      }
-      if (kPrefetch) prefetch_l2(next + static_cast<std::int64_t>(k) * 2 * kLine);
-      OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
-        const typename D::X four = D::broadcast(a[i] + k * 4);
-        OCTAVO_UNROLL for (int j = 0; j < NV; ++j) acc[i][j] = D::dot(acc[i][j], codes[j], four);
-      }
-    }
-    if (k1 < w.k_padded) {
-      OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
-        OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
-          store_i32(c + i * ldc + column + j * kLanes, acc[i][j]);
-        }
-      }
-      return;
-    }
-    const std::int64_t first = static_cast<std::int64_t>(panel) * kPanel + column;
-    OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
-      const F32 scale = load(w.scales + first + j * kLanes);
-      const F32 bias = w.bias ? load(w.bias + first + j * kLanes) : set1(0.0f);
-      OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
-        const F32 row_scale = set1(*quantized_row(x, row + i, w.k_padded, 1).scales);
-        const F32 y = mul(to_float(acc[i][j]), mul(scale, row_scale));
-        store(c + i * ldc + column + j * kLanes, add(y, bias));
-      }
-    }
-  }
-};
-
-// Groups of K, in weights and in x alike: the integer sum of a group is scaled and added to a
-// float32 chain over ascending groups, which starts from the bias.
+// The operand policy (gemm.inl.h) of a quantized format. The integer sum of a group is scaled and
+// added to a float32 chain over ascending groups, which starts from the bias; one scale per output
+// is applied at the end, and the bias after it.
 template <class D, WeightFormat kFormat>
-struct GroupedGemm {
+struct QuantizedGemm {
   static constexpr WeightTraits kTraits = kWeightTraits[static_cast<int>(kFormat)];
   static constexpr int kGroup = kTraits.group;
+  static constexpr bool kScaleApart = kTraits.scale_bytes == 0;
   static constexpr int kCodeBytes = kGroup * kPanel * kTraits.bits / 8;
   static constexpr int kBlockBytes =
       kCodeBytes + kPanel * kTraits.scale_bytes * (kTraits.has_min ? 2 : 1);
-  static constexpr int kMaxRows = D::kMaxGroupedRows;
+  static constexpr int kMaxRows = D::kMaxRows;
   static constexpr int kMaxUnblockedK = 2048;
   static constexpr int kBlockK = 2048;
   static_assert(kBlockK % kGroup == 0 && kBlockBytes % kLine == 0);
@@ -117,7 +40,7 @@ struct GroupedGemm {
   const Buffer& x;
   const LinearWeight& w;
 
-  GroupedGemm(const Buffer& x, const LinearWeight& w) : x(x), w(w) {}
+  QuantizedGemm(const Buffer& x, const LinearWeight& w) : x(x), w(w) {}
 
   OCTAVO_INLINE int depth() const { return w.k_padded; }
   OCTAVO_INLINE int row_bytes() const { return w.k_padded + w.k_padded / kGroup * 8; }
@@ -156,9 +79,9 @@ struct GroupedGemm {
     F32 f[MR][NV];
     OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
       const std::int64_t first = static_cast<std::int64_t>(panel) * kPanel + column + j * kLanes;
-      const F32 bias = w.bias ? load(w.bias + first) : set1(0.0f);
+      const F32 start = !kScaleApart && w.bias ? load(w.bias + first) : set1(0.0f);
       OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
-        f[i][j] = k0 == 0 ? bias : load(c + i * ldc + column + j * kLanes);
+        f[i][j] = k0 == 0 ? start : load(c + i * ldc + column + j * kLanes);
       }
     }
     OCTAVO_NO_UNROLL for (int g = k0 / kGroup; g < k1 / kGroup; ++g, block += kBlockBytes) {
@@ -210,12 +133,13 @@ struct GroupedGemm {
       const char* scales = block + kCodeBytes;
       OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
         const int at = column + j * kLanes;
-        const F32 scale = load_scale(scales, at);
+        const F32 scale = kScaleApart ? set1(1.0f) : load_scale(scales, at);
         OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
           const char* row_scales = reinterpret_cast<const char*>(r.scales + g) + i * ldx;
           float row_scale;
           __builtin_memcpy(&row_scale, row_scales, 4);
-          f[i][j] = fma(to_float(acc[i][j]), mul(scale, set1(row_scale)), f[i][j]);
+          const F32 x_scale = set1(row_scale);
+          f[i][j] = fma(to_float(acc[i][j]), kScaleApart ? x_scale : mul(scale, x_scale), f[i][j]);
         }
         if constexpr (kTraits.has_min) {
           const F32 min = load_scale(scales + kPanel * kTraits.scale_bytes, at);
@@ -226,6 +150,14 @@ struct GroupedGemm {
             f[i][j] = fma(min, set1(correction), f[i][j]);
           }
         }
+      }
+    }
+    if (kScaleApart && k1 == w.k_padded) {
+      OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
+        const std::int64_t first = static_cast<std::int64_t>(panel) * kPanel + column + j * kLanes;
+        const F32 scale = load(w.scales + first);
+        const F32 bias = w.bias ? load(w.bias + first) : set1(0.0f);
+        OCTAVO_UNROLL for (int i = 0; i < MR; ++i) f[i][j] = add(mul(f[i][j], scale), bias);
       }
     }
     OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {

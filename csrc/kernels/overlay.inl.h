@@ -50,14 +50,14 @@ void overlay_format(KernelTable& table, WeightFormat format) {
 template <class D>
 void overlay_quantized(KernelTable& table) {
   using F = WeightFormat;
-  overlay_format<Int8Gemm<D>>(table, F::kInt8);
-  overlay_format<GroupedGemm<D, F::kInt8G32>>(table, F::kInt8G32);
-  overlay_format<GroupedGemm<D, F::kInt8G32Min>>(table, F::kInt8G32Min);
-  overlay_format<GroupedGemm<D, F::kInt8G16>>(table, F::kInt8G16);
-  overlay_format<GroupedGemm<D, F::kInt8G16Min>>(table, F::kInt8G16Min);
-  overlay_format<GroupedGemm<D, F::kInt4G32>>(table, F::kInt4G32);
-  overlay_format<GroupedGemm<D, F::kInt4G32Min>>(table, F::kInt4G32Min);
-  overlay_format<GroupedGemm<D, F::kInt4G32MinF32>>(table, F::kInt4G32MinF32);
+  overlay_format<QuantizedGemm<D, F::kInt8>>(table, F::kInt8);
+  overlay_format<QuantizedGemm<D, F::kInt8G32>>(table, F::kInt8G32);
+  overlay_format<QuantizedGemm<D, F::kInt8G32Min>>(table, F::kInt8G32Min);
+  overlay_format<QuantizedGemm<D, F::kInt8G16>>(table, F::kInt8G16);
+  overlay_format<QuantizedGemm<D, F::kInt8G16Min>>(table, F::kInt8G16Min);
+  overlay_format<QuantizedGemm<D, F::kInt4G32>>(table, F::kInt4G32);
+  overlay_format<QuantizedGemm<D, F::kInt4G32Min>>(table, F::kInt4G32Min);
+  overlay_format<QuantizedGemm<D, F::kInt4G32MinF32>>(table, F::kInt4G32MinF32);
 }
 
 template <WeightFormat kFormat>

@@ -11,7 +11,7 @@ namespace {
 
 using u8 = std::uint8_t;
 
-constexpr int kMaxGroup = 32;
+constexpr int kMaxGroup = 64;
 
 // float16, round to nearest even; too large becomes infinite.
 std::uint16_t to_half(float x) {
@@ -152,7 +152,7 @@ const WeightTraits& traits_of(WeightFormat format) {
 }
 
 std::int64_t quantized_panel_bytes(const WeightTraits& t, std::int64_t k_padded) {
-  return t.group ? k_padded / t.group * block_bytes(t) : code_bytes(t, k_padded);
+  return k_padded / t.group * block_bytes(t);
 }
 
 bool can_hold(const WeightTraits& t, const BlockFormat& f) {
@@ -184,15 +184,16 @@ void quantize_row(const WeightTraits& t, const float* row, std::int64_t k, int c
                   float* scale) {
   u8 codes[kMaxGroup];
   float x[kMaxGroup];
-  const int group = t.group ? t.group : kMaxGroup;
-  const float row_max = t.group ? 0.0f : magnitude(row, k);
+  const int group = t.group;
+  const bool scale_apart = t.scale_bytes == 0;
+  const float row_max = scale_apart ? magnitude(row, k) : 0.0f;
   for (std::int64_t start = 0; start < k; start += group) {
     const int count = static_cast<int>(std::min<std::int64_t>(group, k - start));
     std::copy(row + start, row + start + count, x);
     std::fill(x + count, x + group, 0.0f);
-    if (t.group == 0) {
+    if (scale_apart) {
       *scale = quantize_symmetric(t, x, group, row_max, codes);
-      put_codes(t, codes, group, column, panel + code_bytes(t, start));
+      put_codes(t, codes, group, column, panel + start / group * block_bytes(t));
     } else if (t.has_min) {
       const Affine a = quantize_affine(t, x, group, codes);
       put_group(t, codes, a.scale, a.min, column, panel + start / group * block_bytes(t));

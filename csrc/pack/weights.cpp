@@ -101,7 +101,9 @@ PackedLinear::PackedLinear(WeightHeap& heap, WeightFormat format, std::int64_t n
   const bool quantized = is_quantized(format);
   require(!quantized || k <= kMaxQuantizedK, "a quantized weight has at most 2^17 inputs");
   const std::int64_t columns = gated ? round_to(n / 2, kHalfPanel) * 2 : round_to(n, kPanel);
-  const std::int64_t step = quantized ? kColumnPad : format == WeightFormat::kBf16 ? 2 : 1;
+  const std::int64_t step = quantized                       ? std::max(kColumnPad, traits.group)
+                            : format == WeightFormat::kBf16 ? 2
+                                                            : 1;
   weight_.format = format;
   weight_.n = static_cast<int>(n);
   weight_.k = static_cast<int>(k);
@@ -111,7 +113,7 @@ PackedLinear::PackedLinear(WeightHeap& heap, WeightFormat format, std::int64_t n
                                   : std::int64_t{kPanel} * weight_.k_padded * traits.bits / 8;
   panels_ = heap.allocate(weight_.num_panels * weight_.panel_bytes);
   weight_.panels = panels_.data;
-  if (quantized && traits.group == 0) scales_.assign(columns, 0.0f);
+  if (quantized && traits.scale_bytes == 0) scales_.assign(columns, 0.0f);
   weight_.scales = scales_.empty() ? nullptr : scales_.data();
   if (bias) bias_.assign(columns, 0.0f);
   weight_.bias = bias ? bias_.data() : nullptr;

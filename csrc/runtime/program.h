@@ -144,7 +144,7 @@ class Program {
 
   std::vector<std::unique_ptr<Value>> values_;
   std::vector<Op> ops_;
-  std::vector<std::pair<int, int>> in_place_;  // (residual, result)
+  std::vector<std::pair<int, int>> in_place_;           // (residual, result)
   std::map<std::tuple<int, int, int>, int> quantized_;  // (value, group, zero point) → int8 form
   std::vector<std::pair<std::string, int>> taps_;
   std::vector<std::shared_ptr<const void>> kept_;

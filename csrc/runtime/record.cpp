@@ -220,11 +220,15 @@ int Program::operand(int x, const PackedLinear& weight, bool gated) {
   const auto [known, is_new] = quantized_.try_emplace({x, traits.group, traits.zero_point}, -1);
   if (is_new) {
     const ValueInfo info = read_act(x, w.k);
-    const std::int64_t groups = traits.group ? w.k_padded / traits.group : 1;
+    const std::int64_t groups = w.k_padded / traits.group;
     known->second = add_value({info.rows, w.k_padded / 4 + 2 * groups, DType::kF32, Format::kAct});
-    const QuantizeArgs args{&values_[x]->buffer, &values_[known->second]->buffer,
-                            w.k_padded,          traits.group,
-                            traits.zero_point,   traits.has_min};
+    const QuantizeArgs args{&values_[x]->buffer,
+                            &values_[known->second]->buffer,
+                            w.k,
+                            w.k_padded,
+                            traits.group,
+                            traits.zero_point,
+                            traits.has_min};
     const auto kernel = kernels_->quantize[index(act_)];
     need_scratch(w.k_padded * static_cast<std::int64_t>(sizeof(float)));
     add_op("quantize", info.rows, known->second, [=](const Task& task) { kernel(args, task); });

@@ -79,8 +79,7 @@ struct DotWidened {
   };
   using X = W;
   static constexpr int kTileVectors = 2;
-  static constexpr int kMaxRows = 4;
-  static constexpr int kMaxGroupedRows = 2;
+  static constexpr int kMaxRows = 2;
 
   static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));

@@ -71,8 +71,7 @@ struct DotWidened {
   };
   using X = W;
   static constexpr int kTileVectors = 2;
-  static constexpr int kMaxRows = 6;
-  static constexpr int kMaxGroupedRows = 4;
+  static constexpr int kMaxRows = 4;
 
   static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
   static OCTAVO_INLINE W all(Raw v) {

@@ -19,7 +19,7 @@
 //     W                   kLanes columns of 4 codes: all, low, high (nibbles) of a Raw
 //     X                   4 int8 activations in all lanes, by broadcast
 //     dot                 acc + the sum over the 4 of w * x; wraps, never saturates
-//     kTileVectors        vectors of a tile row; kMaxRows, kMaxGroupedRows: rows of a tile
+//     kTileVectors        vectors of a tile row; kMaxRows: rows of a tile
 #pragma once
 
 #include <cstddef>

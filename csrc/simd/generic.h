@@ -90,7 +90,6 @@ struct DotWidened {
   };
   static constexpr int kTileVectors = 1;
   static constexpr int kMaxRows = 1;
-  static constexpr int kMaxGroupedRows = 1;
 
   static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) {
     Raw v;

@@ -68,8 +68,7 @@ struct DotWidened {
   using W = uint8x16_t;
   using X = int16x8_t;
   static constexpr int kTileVectors = 4;
-  static constexpr int kMaxRows = 4;
-  static constexpr int kMaxGroupedRows = 2;
+  static constexpr int kMaxRows = 2;
 
   static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) { return vld1q_u8(p); }
   static OCTAVO_INLINE W all(Raw v) { return v; }

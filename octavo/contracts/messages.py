@@ -17,6 +17,7 @@ import numpy as np
 from octavo.contracts.logprobs import Logprob as Logprob
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
+from octavo.contracts.structured_outputs import GrammarSource
 
 
 class FinishReason(enum.IntEnum):
@@ -72,6 +73,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         sampling_params: with `seed` always set (drawn at admission if the user gave none).
         eos_token_ids: the model's end ids; the core stops on them unless `ignore_eos`.
         bad_words_token_ids: each spelling of each of the parameters' `bad_words`, as ids.
+        grammar: what the output must be (the parameters' `structured_outputs` do not travel).
         thinking: the model's marks, for `thinking_token_budget`; None where there is none.
         sample_index: which of n completions; part of the key of the random stream.
         fork_of: request id of completion 0, whose prompt KV this one shares; None for itself. Or
@@ -91,6 +93,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     pooling_params: PoolingParams | None = None
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
+    grammar: GrammarSource | None = None
     thinking: Thinking | None = None
     arrival_time: float = 0.0
     sample_index: int = 0
@@ -116,6 +119,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         queue_time: seconds from `arrival_time` until it was first scheduled; sent with the first
             output. None where nobody measured it.
         error: message for the user when finish_reason is ERROR.
+        error_param: the request's field that is at fault, where it is the request's.
     """
 
     request_id: str
@@ -128,6 +132,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     num_cached_tokens: int = 0
     queue_time: float | None = None
     error: str | None = None
+    error_param: str | None = None
 
 
 class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -173,6 +178,7 @@ class CompletionOutput:
         finish_reason: "stop", "length", "repetition", "timeout", "abort", "error", or None while it
             runs.
         stop_reason: the stop string or stop token id that ended it; None for EOS and length.
+        error, error_param: as in `EngineOutput`.
     """
 
     index: int
@@ -183,6 +189,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    error_param: str | None = None
 
     @property
     def finished(self) -> bool:

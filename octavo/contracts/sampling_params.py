@@ -1,8 +1,7 @@
 """How the tokens of one request are chosen. Names and rules are vLLM's.
 
 `SamplingParams` is what a user writes, what travels to the engine core and what the worker's
-sampler reads. It is checked when it is made: a wrong value raises `RequestError`, and a field
-whose stage does not exist yet is refused by name, never ignored.
+sampler reads. It is checked when it is made: a wrong value raises `RequestError`.
 """
 
 from __future__ import annotations
@@ -16,12 +15,8 @@ import msgspec
 from octavo.contracts import sampling_checks
 from octavo.contracts.checks import check_int
 from octavo.contracts.sampling_limits import MAX_PATTERN_COUNT, MAX_PATTERN_SIZE
+from octavo.contracts.structured_outputs import StructuredOutputsParams
 from octavo.errors import RequestError, shown
-
-# Fields that exist in vLLM and whose stage Octavo does not have yet, with their neutral values.
-_NOT_YET: dict[str, tuple[Any, ...]] = {
-    "structured_outputs": (None,),
-}
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -119,7 +114,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             where the engine runs in the caller's process. logits is a numpy row [vocab] float32 to
             be changed in place, unless another one is returned.
         extra_args: plain values for the logits processors that the engine was started with.
-        structured_outputs: refused unless None.
+        structured_outputs: what the output must be: JSON, a regular expression, … (docs/
+            structured-outputs.md). With `ignore_eos` it goes on while the grammar allows more.
     """
 
     n: int = 1
@@ -151,7 +147,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprob_token_ids: list[int] | None = None
     prompt_logprob_start: int = 0
     skip_reading_prefix_cache: bool | None = None
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputsParams | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -164,20 +160,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     extra_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name, neutral in _NOT_YET.items():
-            value = getattr(self, name)
-            if not any(type(value) is type(x) and value == x for x in neutral) and not (
-                isinstance(value, (int, float)) and value in neutral
-            ):
-                raise RequestError(
-                    f"{name}={shown(value)} is not supported yet; leave it out", param=name
-                )
         if isinstance(self.repetition_detection, Mapping):
             self.repetition_detection = _repetition_detection(self.repetition_detection)
         sampling_checks.normalise(self)
         for name, kind in (
             ("output_kind", RequestOutputKind),
             ("repetition_detection", RepetitionDetectionParams),
+            ("structured_outputs", StructuredOutputsParams),
         ):
             value = getattr(self, name)
             if not isinstance(value, kind) and (value is not None or name == "output_kind"):

@@ -103,7 +103,13 @@ class SchedulerOutput:
 
 @dataclass(slots=True, kw_only=True)
 class GrammarOutput:
-    """Token masks for sampling. `bitmask` [len(request_ids), ceil(vocab / 32)] int32, 1 allows."""
+    """Token masks for sampling.
+
+    Attributes:
+        request_ids: in the order of the step's `samples`.
+        bitmask: [n, ceil(vocab / 32)] int32, 1 allows; the logits rows of the first request (one
+            per draft and one more), then those of the next.
+    """
 
     request_ids: list[str]
     bitmask: np.ndarray

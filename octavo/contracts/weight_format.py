@@ -1,9 +1,9 @@
 """How linear weights are kept: the formats that kernels multiply.
 
 A quantized weight [N, K] holds small codes; its values are `scale * (code - zero_point)` or, with
-minima, `scale * code + min`, where a scale (and a minimum) belongs to one output and a group of K.
-The rows that it multiplies are quantized to int8 by the same groups, and a group's products are
-summed as integers. `csrc/api/types.h` has the layouts.
+minima, `scale * code + min`, where a scale (and a minimum) belongs to one output and a group of K,
+or to all of an output. The rows that it multiplies are quantized to int8 by the same groups, and a
+group's products are summed as integers. `csrc/api/types.h` has the layouts.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ class Grouping:
 
     Attributes:
         bits: of a code.
-        group: K that share a scale; 0 is all of a row.
+        group: K that share a scale, of the activations and of an output's weights.
         has_min: a group has a minimum, too.
         wide: scales are float32; otherwise float16.
+        per_output: an output's weights share one scale; only activations are grouped.
     """
 
     bits: int
     group: int
     has_min: bool = False
     wide: bool = False
+    per_output: bool = False
 
 
 class WeightFormat(enum.Enum):
@@ -52,12 +54,12 @@ class WeightFormat(enum.Enum):
 
     @property
     def bytes_per_weight(self) -> float:
-        """Codes, scales and minima; without what a whole row or the padding takes."""
+        """Codes, scales and minima; without scales per output, and padding."""
         g = self.grouping
         if g is None:
             return DType(self.value).itemsize
         per_group = (4 if g.wide else 2) * (2 if g.has_min else 1)
-        return g.bits / 8 + (per_group / g.group if g.group else 0)
+        return g.bits / 8 + (0 if g.per_output else per_group / g.group)
 
     def holds(self, dtype: DType) -> bool:
         """Whether every value of a GGUF block format is a value of this format."""
@@ -66,7 +68,7 @@ class WeightFormat(enum.Enum):
 
 
 _GROUPINGS = {
-    "int8": Grouping(8, 0, wide=True),
+    "int8": Grouping(8, 64, wide=True, per_output=True),
     "int8_g32": Grouping(8, 32),
     "int8_g32_min": Grouping(8, 32, has_min=True, wide=True),
     "int8_g16": Grouping(8, 16, wide=True),
@@ -90,7 +92,7 @@ _BLOCKS = {
 
 def _covers(mine: Grouping, theirs: Grouping) -> bool:
     return (
-        mine.group > 0
+        not mine.per_output
         and theirs.group % mine.group == 0
         and theirs.bits <= mine.bits
         and theirs.has_min <= mine.has_min

@@ -166,7 +166,8 @@ class Request:
         max_tokens = None if params is None else params.max_tokens
         ends = max_len if max_tokens is None else self.num_prompt_tokens + max_tokens
         self.max_num_tokens = min(ends, max_len)
-        ignores_eos = params is None or params.ignore_eos
+        # Where a grammar allows only the end, nothing could follow.
+        ignores_eos = params is None or (params.ignore_eos and engine_request.grammar is None)
         self.eos_token_ids = frozenset(() if ignores_eos else engine_request.eos_token_ids)
         stop_ids = (params.stop_token_ids if params is not None else None) or ()
         self.all_stop_token_ids = self.eos_token_ids.union(stop_ids)

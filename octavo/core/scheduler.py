@@ -66,7 +66,7 @@ class Scheduler:
         self._config = config
         self._hooks = HookChain(hooks)
         block_size = kv_cache_config.groups[0].spec.block_size
-        extra_keys = self._hooks.extra_hash_keys if hooks else None
+        extra_keys = self._hooks.extra_hash_keys if self._hooks.adds_hash_keys else None
         self._hasher = BlockHasher(hash_secret, block_size, extra_keys)
         self._kv = KVCacheManager(
             kv_cache_config,
@@ -173,7 +173,12 @@ class Scheduler:
         for request in self._hooks.take_freed():
             self._kv.free(request)
         config = self._config
-        budget = TokenBudget(config.max_num_batched_tokens, config.long_prefill_token_threshold)
+        budget = TokenBudget(
+            config.max_num_batched_tokens,
+            config.long_prefill_token_threshold,
+            # A step has a logits row for every place of the batch.
+            num_draft_rows=max(0, config.max_num_seqs - len(self._requests)),
+        )
         plan = StepPlan(self._num_steps, budget)
         self._num_steps += 1
         self._schedule_running(plan)
@@ -209,7 +214,7 @@ class Scheduler:
             drafts = NO_DRAFTS
             if request.spec_token_ids and num_tokens == num_wanted:
                 drafts = request.usable_drafts()[: budget.num_drafts(num_tokens, num_behind)]
-            if self._hooks:
+            if self._hooks.clamps:
                 num_allowed = self._hooks.clamp(request, num_tokens + len(drafts))
                 drafts = drafts[: max(0, num_allowed - num_tokens)]
                 num_tokens = min(num_tokens, num_allowed)
@@ -262,9 +267,10 @@ class Scheduler:
             and not passed_over.holds_up_others
         ):
             request = waiting[index]
-            verdict, error = self._may_start(request, plan)
-            if verdict is Admission.FAIL:
-                self._outputs.append(self._fail(request, error))
+            verdict, refusing = self._may_start(request, plan)
+            if refusing is not None:
+                error = refusing.error_of(request)
+                self._outputs.append(self._fail(request, error, refusing.error_param))
                 continue
             index += 1
             if verdict is Admission.WAIT:
@@ -277,8 +283,10 @@ class Scheduler:
                 passed_over.count_admission()
                 num_reserved += self._kv.num_missing_blocks(request)
 
-    def _may_start(self, request: Request, plan: StepPlan) -> tuple[Admission, str]:
-        """Whether nothing but room keeps a request waiting, and why if a hook fails it."""
+    def _may_start(
+        self, request: Request, plan: StepPlan
+    ) -> tuple[Admission, SchedulerHook | None]:
+        """Whether nothing but room keeps a request waiting; the hook that fails it, if one does."""
         parent = request.parent
         if parent is not None and (
             parent.status is RequestStatus.WAITING
@@ -287,7 +295,7 @@ class Scheduler:
                 and plan.computed_before(parent) < parent.num_prompt_tokens
             )
         ):
-            return Admission.WAIT, ""
+            return Admission.WAIT, None
         return self._hooks.admission(request)
 
     def _prefix_of(self, request: Request, num_reserved: int) -> Prefix | None:
@@ -308,7 +316,7 @@ class Scheduler:
         """Let a waiting request run; False if a hook allows it no token now."""
         num_wanted = request.num_tokens - prefix.num_tokens
         num_tokens = plan.budget.chunk(num_wanted, 0, request.logprobs_per_prompt_token)
-        if self._hooks:
+        if self._hooks.clamps:
             num_tokens = self._hooks.clamp(request, num_tokens)
             if not num_tokens:
                 return False
@@ -428,11 +436,14 @@ class Scheduler:
         self._stats.num_preemptions += 1
         self._hooks.preempted(request)
 
-    def _fail(self, request: Request, error: str) -> EngineOutput:
+    def _fail(self, request: Request, error: str, param: str | None = None) -> EngineOutput:
         request.has_failed = True
         self._end(request)
         return EngineOutput(
-            request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error
+            request_id=request.request_id,
+            finish_reason=FinishReason.ERROR,
+            error=error,
+            error_param=param,
         )
 
     def _end(self, request: Request) -> None:

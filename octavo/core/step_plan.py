@@ -70,6 +70,7 @@ class StepPlan:
             num_drafts = len(drafts)
             num_tokens += num_drafts
             request.num_drafts_in_flight = num_drafts
+            self.budget.remaining_draft_rows -= num_drafts
             self.step.scheduled_drafts[request.request_id] = list(drafts)
         self.record.scheduled.append(
             (request, request.epoch, start, num_tokens, num_drafts, samples)

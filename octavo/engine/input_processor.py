@@ -27,6 +27,8 @@ from octavo.engine.params_rules import (
 from octavo.engine.stop_regex import check_stop_regexes
 from octavo.errors import ModelError, PromptTooLongError, RequestError, shown
 from octavo.sample.logits_processor import load_logits_processors
+from octavo.structured.sources import grammar_source
+from octavo.structured.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
@@ -106,7 +108,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
         self._generation_config = generation_config if config.generation_config == "auto" else {}
-        self._eos_token_ids = _eos_token_ids(tokenizer, generation_config, vocab_size)
+        self._eos_token_ids = end_token_ids(tokenizer, generation_config, vocab_size)
         self._seed = config.seed
         self._seed_numbers = itertools.count(1)  # atomic: several threads may process
 
@@ -172,6 +174,10 @@ class InputProcessor:
         _check_cache_salt(salt)
         params = msgspec.structs.replace(params)  # checks it anew: fields can be set
         params.check_vocabulary(self.vocab_size)
+        grammar = None
+        if params.structured_outputs is not None:
+            grammar = grammar_source(params.structured_outputs)
+            params = msgspec.structs.replace(params, structured_outputs=None)
         check_stop_regexes(params.stop_regexes)
         check_logits_processors(params, self._logits_processors)
         bad_words = encode_bad_words(params.bad_words or (), self._tokenizer, self.vocab_size)
@@ -188,6 +194,7 @@ class InputProcessor:
                 sampling_params=first if i == 0 else others,
                 eos_token_ids=self._eos_token_ids,
                 bad_words_token_ids=bad_words,
+                grammar=grammar,
                 thinking=thinking,
                 arrival_time=now,
                 sample_index=i,
@@ -346,7 +353,18 @@ _GENERATION_CONFIG_FIELDS = {
 }
 
 
-def _eos_token_ids(
+def vocabulary_of(
+    tokenizer: Tokenizer, generation_config: Mapping[str, Any], vocab_size: int
+) -> Vocabulary:
+    """What grammars need to know of a model's tokens."""
+    return Vocabulary.of(
+        tokenizer,
+        vocab_size=vocab_size,
+        eos_token_ids=end_token_ids(tokenizer, generation_config, vocab_size),
+    )
+
+
+def end_token_ids(
     tokenizer: Tokenizer, generation_config: Mapping[str, Any], vocab_size: int
 ) -> list[int]:
     """End ids of tokenizer and generation config, each once, those the model can produce."""

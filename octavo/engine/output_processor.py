@@ -237,6 +237,7 @@ class _Completion:
         self.finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
         self._error: str | None = None
+        self._error_param: str | None = None
         self._num_reported = 0  # tokens
 
     @property
@@ -271,7 +272,7 @@ class _Completion:
             self.finish_reason, self._stop_reason = FinishReason.STOP, piece.stop
         else:
             self.finish_reason, self._stop_reason = ended, output.stop_reason
-            self._error = output.error
+            self._error, self._error_param = output.error, output.error_param
 
     def fail(self, error: str) -> None:
         """End it with what has been shown so far."""
@@ -300,6 +301,7 @@ class _Completion:
             finish_reason=None if self.finish_reason is None else str(self.finish_reason),
             stop_reason=self._stop_reason,
             error=self._error,
+            error_param=self._error_param,
         )
 
     def _take_logprobs(self, rows: LogprobRows, num_tokens: int) -> None:

@@ -11,7 +11,7 @@ read from the step: one program serves every batch.
 
 Types. The residual stream is float32. `act` marks values in the back end's activation format
 (float32 or bfloat16): only an op that takes `act` may read them. An op with a quantized weight
-quantizes them to int8 first, by row or by group of a row (contracts/weight_format.py):
+quantizes them to int8 first, by groups of a row (contracts/weight_format.py):
 `scale = max |x| / 127`, `code = round(x * (127 / max |x|))`, ties to even, in float32.
 
 Invariance (DESIGN §5). Every reduction runs in one fixed order that depends only on the element's

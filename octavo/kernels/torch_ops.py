@@ -55,7 +55,7 @@ class Linear:
     weight: torch.Tensor  # [N, K] float64, values as rounded to its format
     bias: torch.Tensor | None  # [N] float64, values as float32
     gated: bool
-    group: int | None = None  # of a quantized weight: K that share a scale of the rows; 0 is all
+    group: int | None = None  # of a quantized weight: K that share a scale of the rows
 
 
 @dataclass(frozen=True)

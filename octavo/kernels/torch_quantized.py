@@ -13,16 +13,12 @@ from octavo.contracts.tensor import HostTensor
 from octavo.contracts.weight_format import Grouping, WeightFormat
 
 _SMALLEST_MAX = 1e-30
-_PADDED_K = 32
 _CLIPS = (0.0, 0.03, 0.06, 0.1, 0.15)
 
 
 def quantize_row(row: torch.Tensor, group: int) -> torch.Tensor:
-    """An activation row [K] as a quantized weight sees it: scale * code, float64.
-
-    Args:
-        group: K that share a scale; 0 is all of the row.
-    """
+    """An activation row [K] as a quantized weight sees it: scale * code, float64, a scale per
+    `group` of K."""
     x = _grouped(row.float()[None], group)
     top = x.abs().amax(-1, keepdim=True)
     usable = top > _SMALLEST_MAX
@@ -40,15 +36,14 @@ def round_weight(tensor: HostTensor, format: WeightFormat) -> torch.Tensor:
     assert grouping is not None, "float formats round by themselves"
     if format.holds(tensor.dtype):
         return values.double()
-    x = _grouped(values, grouping.group)
+    x = _grouped(values, values.shape[1] if grouping.per_output else grouping.group)
     rounded = _affine(x, grouping) if grouping.has_min else _symmetric(x, grouping)
     return rounded.reshape(len(values), -1)[:, : values.shape[1]]
 
 
 def _grouped(x: torch.Tensor, group: int) -> torch.Tensor:
     """[N, K] → [N, groups, group], padded with zeros."""
-    padded = functional.pad(x, (0, -x.shape[1] % _PADDED_K))
-    return padded.view(len(x), -1, group or padded.shape[1])
+    return functional.pad(x, (0, -x.shape[1] % group)).view(len(x), -1, group)
 
 
 def _symmetric(x: torch.Tensor, grouping: Grouping) -> torch.Tensor:

@@ -25,6 +25,7 @@ class Embedding(PackedSlot):
         self, name: str, vocab_size: int, size: int, *, scale: float = 1.0, tied: bool = False
     ) -> None:
         super().__init__({f"{name}.weight": (vocab_size, size)})
+        self._name = name
         self._scale = scale
         self._tied = tied
 
@@ -37,7 +38,7 @@ class Embedding(PackedSlot):
     ) -> Weight:
         (table,) = tensors.values()
         if self._tied:
-            format = quantization.linear_format([table], head=True)
+            format = quantization.linear_format(self._name, [table])
             return backend.pack_linear([table], format=format)
         return backend.pack_embedding(table, format=quantization.embedding_format(table))
 

@@ -56,7 +56,6 @@ class ColumnParallelLinear(PackedSlot):
         input_size: K.
         bias: every module has one.
         gated: there are two maps, (gate, up), for `gated_linear`.
-        head: it makes logits.
         shard: which part of every map.
     """
 
@@ -67,7 +66,6 @@ class ColumnParallelLinear(PackedSlot):
         *,
         bias: bool = False,
         gated: bool = False,
-        head: bool = False,
         shard: Shard | None = None,
     ) -> None:
         shapes: dict[str, tuple[int, ...]] = {}
@@ -79,7 +77,6 @@ class ColumnParallelLinear(PackedSlot):
         self._parts = dict(parts)
         self._bias = bias
         self._gated = gated
-        self._head = head
         self._shard = shard or Shard()
 
     def __call__(self, ops: Ops, x: Value) -> Value:
@@ -91,7 +88,7 @@ class ColumnParallelLinear(PackedSlot):
     ) -> Weight:
         parts = self._stack(tensors, "weight")
         bias = self._stack(tensors, "bias") if self._bias else None
-        format = quantization.linear_format(parts, head=self._head)
+        format = quantization.linear_format(next(iter(self._parts)), parts)
         return backend.pack_linear(parts, bias, gated=self._gated, format=format)
 
     def _stack(self, tensors: Mapping[str, HostTensor], kind: str) -> list[HostTensor]:
@@ -165,4 +162,6 @@ class RowParallelLinear(PackedSlot):
         weight = self._shard.columns(tensors[f"{self._name}.weight"])
         adds_bias = self._bias and self._shard.rank == 0
         bias = [tensors[f"{self._name}.bias"]] if adds_bias else None
-        return backend.pack_linear([weight], bias, format=quantization.linear_format([weight]))
+        return backend.pack_linear(
+            [weight], bias, format=quantization.linear_format(self._name, [weight])
+        )

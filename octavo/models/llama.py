@@ -227,7 +227,7 @@ class LlamaForCausalLM(Module, CausalLM):
             self.lm_head = LMHead(
                 self.embed_tokens
                 if config.tied
-                else ColumnParallelLinear({"lm_head": [config.vocab_size]}, size, head=True),
+                else ColumnParallelLinear({"lm_head": [config.vocab_size]}, size),
                 soft_cap=config.logits_soft_cap,
             )
 

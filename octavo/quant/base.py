@@ -19,13 +19,12 @@ class Quantization(ABC):
     name: str
 
     @abstractmethod
-    def linear_format(
-        self, parts: Sequence[HostTensor], *, head: bool = False
-    ) -> WeightFormat | None:
-        """Of a linear weight, whose parts [n_i, K] are stacked along the outputs.
+    def linear_format(self, name: str, parts: Sequence[HostTensor]) -> WeightFormat | None:
+        """Of a linear weight.
 
         Args:
-            head: it makes logits; a tied embedding is gathered from it.
+            name: the checkpoint's, of its first part: "model.layers.0.mlp.down_proj".
+            parts: [n_i, K], stacked along the outputs.
         """
 
     @abstractmethod
@@ -47,9 +46,7 @@ class Unquantized(Quantization):
 
     name = "none"
 
-    def linear_format(
-        self, parts: Sequence[HostTensor], *, head: bool = False
-    ) -> WeightFormat | None:
+    def linear_format(self, name: str, parts: Sequence[HostTensor]) -> WeightFormat | None:
         return None
 
     def embedding_format(self, table: HostTensor) -> WeightFormat | None:

@@ -14,9 +14,7 @@ class GGUFQuantization(Quantization):
 
     name = "gguf"
 
-    def linear_format(
-        self, parts: Sequence[HostTensor], *, head: bool = False
-    ) -> WeightFormat | None:
+    def linear_format(self, name: str, parts: Sequence[HostTensor]) -> WeightFormat | None:
         return smallest_format({part.dtype for part in parts})
 
     def embedding_format(self, table: HostTensor) -> WeightFormat | None:

@@ -1,11 +1,11 @@
 """Sampling: from a step's logits to token ids and log probabilities.
 
 The order is vLLM's. Log probabilities are those of the raw logits. Then the logits are edited:
-allowed ids, bad words, stop ids of requests below `min_tokens`, biases, logits processors,
-penalties, forced tokens. Then each row is drawn (greedy where its temperature is 0): temperature,
-processors that keep the argmax, min-p, top-k, top-p. A stage that no request in the batch needs
-costs nothing. A stage is a small class with state per row of the persistent
-batch and `RunnerFeature`'s life cycle.
+grammars, allowed ids, bad words, stop ids of requests below `min_tokens`, biases, logits
+processors, penalties, forced tokens. Then each row is drawn (greedy where its temperature is 0):
+temperature, processors that keep the argmax, min-p, top-k, top-p. A stage that no request in the
+batch needs costs nothing. A stage is a small class with state per row of the persistent batch and
+`RunnerFeature`'s life cycle.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from octavo.kernels.ops import Backend
 from octavo.kernels.sampling_ops import SamplingRows
 from octavo.sample.custom import BatchProcessor, RequestProcessors
 from octavo.sample.forced_tokens import ForcedTokens
-from octavo.sample.logit_ops import AllowedTokens, BadWords, LogitBias, MinTokens
+from octavo.sample.logit_ops import AllowedTokens, BadWords, GrammarMask, LogitBias, MinTokens
 from octavo.sample.logits_processor import LogitsProcessor
 from octavo.sample.logprobs import Logprobs
 from octavo.sample.params_state import DrawParams
@@ -33,7 +33,8 @@ from octavo.sample.stage import LogitsStage, SampleBatch
 _LEAST_TEMPERATURE = np.float32(1e-30)
 _NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 _NOTHING_LEFT = (
-    "no token may come next: allowed_token_ids, bad_words and min_tokens together exclude all"
+    "no token may come next: structured_outputs, allowed_token_ids, bad_words and min_tokens "
+    "together exclude all"
 )
 
 
@@ -80,6 +81,7 @@ class Sampler:
             for kind in logits_processors
         ]
         self._edits: tuple[LogitsStage, ...] = (
+            GrammarMask(),
             AllowedTokens(num_rows, vocab_size),
             BadWords(num_rows),
             MinTokens(num_rows, vocab_size),

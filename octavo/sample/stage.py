@@ -15,6 +15,19 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedRows:
+    """Logits rows of which a grammar allows some tokens only.
+
+    Attributes:
+        rows: [n] int32, rising.
+        bitmask: [n, ceil(vocab / 32)] int32 (`SamplingOps.allow`).
+    """
+
+    rows: np.ndarray
+    bitmask: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBatch:
     """The logits rows of a step: whose they are, and what comes before the token to be sampled.
 
@@ -25,12 +38,14 @@ class SampleBatch:
         positions: [R] absolute position of the token to be sampled.
         token_ids: [num_rows, max_model_len + 1] int32, the persistent batch: before logits row i
             come token_ids[rows[i], :positions[i]], drafts included.
+        grammar: the masks of requests with a grammar; None where there are none.
         failed: logits rows that a stage could not edit, and why: their requests end.
     """
 
     rows: np.ndarray
     positions: np.ndarray
     token_ids: np.ndarray
+    grammar: MaskedRows | None = None
     failed: dict[int, str] = field(default_factory=dict)
 
 

@@ -27,7 +27,7 @@ from octavo.contracts.step import (
     RunnerOutput,
     SchedulerOutput,
 )
-from octavo.errors import ConfigError, ModelError, RequestError
+from octavo.errors import ModelError, RequestError
 from octavo.kernels.ops import Backend, Graph, KVCache, StepLimits
 from octavo.log import get_logger
 from octavo.sample.logits_processor import LogitsProcessor
@@ -35,7 +35,7 @@ from octavo.sample.logprobs import PromptChunk, PromptLogprobs
 from octavo.sample.sampler import Sampler
 from octavo.sample.stage import SampleBatch
 from octavo.worker.request_state import RequestState
-from octavo.worker.step_batch import StepBatch, StepBatchBuilder
+from octavo.worker.step_batch import StepBatch, StepBatchBuilder, masked_rows
 
 logger = get_logger(__name__)
 
@@ -118,13 +118,7 @@ class ModelRunner:
         self._pending = _Pending(step=step, batch=batch, taps=taps)
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> RunnerOutput:
-        """Sample for the step last executed.
-
-        Raises:
-            ConfigError: a token mask, for which there is no sampling op yet.
-        """
-        if grammar is not None:
-            raise ConfigError("token masks (structured output) are not supported yet")
+        """Sample for the step last executed."""
         if self._pending is None:
             raise RuntimeError("no step to sample for")
         pending, self._pending = self._pending, None
@@ -132,7 +126,7 @@ class ModelRunner:
             step_id=pending.step.step_id,
             request_ids=list(pending.step.num_scheduled_tokens),
         )
-        tokens = self._sample(pending, output) if pending.batch is not None else {}
+        tokens = self._sample(pending, output, grammar) if pending.batch is not None else {}
         if pending.batch is not None:
             self._add_prompt_logprobs(pending.batch, pending.taps, output)
         output.sampled_token_ids = [tokens.get(r, []) for r in output.request_ids]
@@ -226,7 +220,9 @@ class ModelRunner:
 
     # ---------------------------------------------------------------- sampling
 
-    def _sample(self, pending: _Pending, output: RunnerOutput) -> dict[str, list[int]]:
+    def _sample(
+        self, pending: _Pending, output: RunnerOutput, grammar: GrammarOutput | None
+    ) -> dict[str, list[int]]:
         """Sample the step's logits rows. Returns request id → tokens."""
         batch = pending.batch
         assert batch is not None
@@ -238,6 +234,7 @@ class ModelRunner:
                 rows=batch.logit_rows_of_state,
                 positions=batch.logit_positions,
                 token_ids=self._state.token_ids,
+                grammar=None if grammar is None else masked_rows(grammar, pending.step, batch),
             ),
         )
         self._state.write_sampled(

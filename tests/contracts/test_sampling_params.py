@@ -348,7 +348,7 @@ def test_accepted(field: str, given: Any, kept: Any) -> None:
         ("extra_args", {1: 2}, "must map names to values"),
         ("extra_args", {"x": object()}, "extra_args cannot be sent to the engine"),
         ("extra_args", {"x": "y" * 65536}, "extra_args take 65544 bytes; at most 65536"),
-        ("structured_outputs", {}, "not supported yet"),
+        ("structured_outputs", {}, "must be a StructuredOutputsParams"),
         *(
             pytest.param(name, Endless(), f"{name} has {2**40} ", id=f"{name}-endless")
             for name in (

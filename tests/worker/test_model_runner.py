@@ -21,7 +21,7 @@ from octavo.contracts.step import (
     RunnerOutput,
     SchedulerOutput,
 )
-from octavo.errors import ConfigError, ModelError
+from octavo.errors import ModelError
 from tests.worker.toy import (
     BLOCK,
     POISON,
@@ -385,11 +385,37 @@ def test_a_request_that_cannot_be_added_fails_alone(
     assert len(toy.graph.steps[0].token_ids) == 2
 
 
-def test_token_masks_are_refused() -> None:
+def test_grammars_mask_their_own_rows() -> None:
+    """Whoever fails or has none beside them; drafts have a row each."""
     toy = make_toy()
-    toy.runner.execute_model(SchedulerOutput(step_id=0))
-    with pytest.raises(ConfigError, match="structured output"):
-        toy.runner.sample_tokens(GrammarOutput(request_ids=[], bitmask=np.zeros((0, 1), np.int32)))
+    names = ["plain", "masked", "failed", "drafts"]
+    toy.runner.execute_model(
+        SchedulerOutput(
+            step_id=0,
+            new_requests=[
+                NewRequestData(
+                    request_id=name,
+                    token_ids=[1, 2] if name != "failed" else [1, POISON],
+                    num_prompt_tokens=2,
+                    block_ids=([4 + i],),
+                    num_computed_tokens=0,
+                    sampling_params=GREEDY,
+                )
+                for i, name in enumerate(names)
+            ],
+            num_scheduled_tokens=dict(zip(names, [2, 2, 2, 4])),
+            total_num_scheduled_tokens=10,
+            scheduled_drafts={"drafts": [5, 6]},
+            samples=names,
+        )
+    )
+    allowed = [[3], [9], [5], [7], [8]]  # of masked, failed, and the three rows of drafts
+    bitmask = np.array([[sum(1 << i for i in ids)] for ids in allowed], dtype=np.int32)
+    output = toy.runner.sample_tokens(
+        GrammarOutput(request_ids=["masked", "failed", "drafts"], bitmask=bitmask)
+    )
+    assert output.sampled_token_ids == [generate_alone([1, 2], GREEDY, 1)[0], [3], [], [5, 7]]
+    assert list(output.errors) == ["failed"]
 
 
 # ------------------------------------------------------------------------ what else a step does

@@ -7,6 +7,7 @@ from typing import Any
 from octavo.contracts.beam_search_params import BeamSearchParams
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.protocol import GenerationRequest
+from octavo.entrypoints.openai.structured import structured_outputs
 
 _SAME_NAME = ("ignore_eos", "length_penalty", "early_stopping", "include_stop_str_in_output")
 
@@ -42,6 +43,11 @@ def beam_search_params(
     for name in _NOT_WITH_BEAMS:
         if getattr(request, name, None) is not None:
             raise bad_request(f"{name} does not go with use_beam_search; leave it out", name)
+    if structured_outputs(request) is not None:
+        raise bad_request(
+            "structured_outputs and response_format do not go with use_beam_search; leave them out",
+            "structured_outputs",
+        )
     values: dict[str, Any] = {
         name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None
     }

@@ -244,6 +244,8 @@ def stream_options(request: GenerationRequest) -> tuple[bool, bool]:
 
 def check_finish(completion: CompletionOutput) -> None:
     """Raise APIError for a completion that did not end by itself."""
+    if completion.finish_reason == "error" and completion.error_param is not None:
+        raise bad_request(completion.error or "the request is wrong", completion.error_param)
     if completion.finish_reason == "error":
         raise APIError(500, completion.error or "the request failed", code="request_failed")
     if completion.finish_reason == "abort":

@@ -38,6 +38,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
     Attributes:
         model: a served name; absent is the first one.
+        response_format: OpenAI's: text, json_object, json_schema, structural_tag.
+        structured_outputs: the fields of `StructuredOutputsParams`.
         priority: lower runs first, where the server runs with --scheduling-policy priority.
         cache_salt: prefixes are shared only among requests of one salt.
         request_id: becomes a part of the response's id, as the header X-Request-Id does.
@@ -79,6 +81,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
     thinking_token_budget: int | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     repetition_detection: dict[str, Any] | None = None
     stream_interval: int | None = None
     max_time_ms: int | None = None
@@ -163,10 +167,8 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 _BOTH: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
     "watermarking": (False,),

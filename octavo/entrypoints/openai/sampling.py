@@ -6,6 +6,7 @@ from typing import Any
 
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.entrypoints.openai.protocol import GenerationRequest
+from octavo.entrypoints.openai.structured import structured_outputs
 from octavo.errors import RequestError
 
 _SAME_NAME = (
@@ -50,6 +51,7 @@ def sampling_params(
         )
     if prompt_logprobs is not None:
         values["prompt_logprobs"] = _larger(prompt_logprobs, request.prompt_logprobs)
+    values["structured_outputs"] = structured_outputs(request)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, output_kind=kind, **values)
 

@@ -16,7 +16,6 @@ TABLES = {
 }
 # A value of each unsupported field that asks for something.
 MEANS_SOMETHING: dict[str, Any] = {
-    "response_format": {"type": "json_object"},
     "service_tier": "flex",
     "include_reasoning": False,
     "routed_experts_prompt_start": 3,
