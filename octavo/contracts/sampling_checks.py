@@ -207,8 +207,8 @@ def _check_extras(params: SamplingParams) -> None:
     """Objects for logits processors, and these themselves; a trace beside a grammar."""
     if params.trace_decode_token_ids and params.structured_outputs is not None:
         raise RequestError(
-            "trace_decode_token_ids does not go with structured_outputs, whose grammar may forbid what "
-            "was recorded; leave one of them out",
+            "trace_decode_token_ids does not go with structured_outputs, whose grammar may forbid "
+            "what was recorded; leave one of them out",
             param="trace_decode_token_ids",
         )
     args = params.extra_args
