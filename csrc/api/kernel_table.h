@@ -29,6 +29,18 @@ struct LogitsArgs {
   float soft_cap;  // 0: none
 };
 
+// The best column of each row, per thread: value and id [num_threads][ld].
+struct ArgmaxPartials {
+  float* values;
+  std::int32_t* ids;
+  std::int64_t ld;
+};
+
+struct ArgmaxArgs {
+  LogitsArgs logits;  // out: [rows, 2] float32, column and value
+  const ArgmaxPartials* partials;
+};
+
 struct QkvArgs {
   const Buffer* x;
   const LinearWeight* weight;
@@ -63,7 +75,8 @@ struct AttentionArgs {
 struct NormArgs {
   const Buffer* x;
   const float* weight;     // padded with zeros
-  const Buffer* residual;  // null: rms_norm, else rms_norm_add. May be the same memory as out.
+  const float* bias;       // of layer_norm, padded with zeros
+  const Buffer* residual;  // of rms_norm_add. May be the same memory as out.
   const Buffer* out;
   int width;
   float eps;
@@ -99,14 +112,20 @@ struct KernelTable {
   void (*linear[kNumWeightFormats])(const LinearArgs&, const Task&);
   void (*gated_linear[kNumWeightFormats][kNumDTypes])(const GatedArgs&, const Task&);
   void (*logits[kNumWeightFormats])(const LogitsArgs&, const Task&);
+  // The second call, after a barrier, takes the best of what the threads found.
+  void (*argmax[kNumWeightFormats])(const ArgmaxArgs&, const Task&);
+  void (*argmax_merge)(const ArgmaxArgs&, const Task&);
   // Split by rows: all in the first call. Otherwise the second call finishes heads after a barrier.
   void (*qkv_project[kNumWeightFormats][kNumDTypes])(const QkvArgs&, const Task&);
   void (*qkv_finish[kNumDTypes])(const QkvArgs&, const Task&);
   // The second call finishes, after a barrier, what the first dealt out by chunks.
   void (*attention[kNumDTypes])(const AttentionArgs&, const Task&);
   void (*attention_merge[kNumDTypes])(const AttentionArgs&, const Task&);
+  // Whether there is anything to merge in this step.
+  bool (*attention_is_split)(const AttentionArgs&, const Task&);
   void (*rms_norm[kNumDTypes])(const NormArgs&, const Task&);
   void (*rms_norm_add)(const NormArgs&, const Task&);
+  void (*layer_norm[kNumDTypes])(const NormArgs&, const Task&);
   void (*quantize[kNumDTypes])(const QuantizeArgs&, const Task&);
   void (*embedding_rows[kNumDTypes])(const EmbeddingArgs&, const Task&);
   void (*embedding_panels[kNumWeightFormats])(const EmbeddingArgs&, const Task&);
