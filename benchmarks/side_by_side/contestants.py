@@ -73,6 +73,8 @@ def vllm_variables(python: Path, cache: Path, num_threads: int) -> dict[str, str
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads - 1}" if num_threads > 1 else "0",
         "VLLM_CACHE_ROOT": str(cache / "vllm"),
         "VLLM_NO_USAGE_STATS": "1",
+        # Time passes for its clocks while it is stopped.
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "86400",
     }
 
 

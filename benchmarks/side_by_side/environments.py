@@ -43,7 +43,7 @@ VLLM = Environment(
 )
 LLAMA_CPP = Environment(
     name="llama.cpp",
-    requirements=("--no-binary=llama-cpp-python", "llama-cpp-python[server]==0.3.36"),
+    requirements=("--no-binary=llama-cpp-python", "llama-cpp-python==0.3.36"),
     variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
 )
 TRANSFORMERS = Environment(

@@ -29,6 +29,18 @@ struct LogitsArgs {
   float soft_cap;  // 0: none
 };
 
+// The best column of each row, per thread: value and id [num_threads][ld].
+struct ArgmaxPartials {
+  float* values;
+  std::int32_t* ids;
+  std::int64_t ld;
+};
+
+struct ArgmaxArgs {
+  LogitsArgs logits;  // out: [rows, 2] float32, column and value
+  const ArgmaxPartials* partials;
+};
+
 struct QkvArgs {
   const Buffer* x;
   const LinearWeight* weight;
@@ -63,7 +75,8 @@ struct AttentionArgs {
 struct NormArgs {
   const Buffer* x;
   const float* weight;     // padded with zeros
-  const Buffer* residual;  // null: rms_norm, else rms_norm_add. May be the same memory as out.
+  const float* bias;       // of layer_norm, padded with zeros
+  const Buffer* residual;  // of rms_norm_add. May be the same memory as out.
   const Buffer* out;
   int width;
   float eps;
@@ -99,14 +112,20 @@ struct KernelTable {
   void (*linear[kNumWeightFormats])(const LinearArgs&, const Task&);
   void (*gated_linear[kNumWeightFormats][kNumDTypes])(const GatedArgs&, const Task&);
   void (*logits[kNumWeightFormats])(const LogitsArgs&, const Task&);
+  // The second call, after a barrier, takes the best of what the threads found.
+  void (*argmax[kNumWeightFormats])(const ArgmaxArgs&, const Task&);
+  void (*argmax_merge)(const ArgmaxArgs&, const Task&);
   // Split by rows: all in the first call. Otherwise the second call finishes heads after a barrier.
   void (*qkv_project[kNumWeightFormats][kNumDTypes])(const QkvArgs&, const Task&);
   void (*qkv_finish[kNumDTypes])(const QkvArgs&, const Task&);
   // The second call finishes, after a barrier, what the first dealt out by chunks.
   void (*attention[kNumDTypes])(const AttentionArgs&, const Task&);
   void (*attention_merge[kNumDTypes])(const AttentionArgs&, const Task&);
+  // Whether there is anything to merge in this step.
+  bool (*attention_is_split)(const AttentionArgs&, const Task&);
   void (*rms_norm[kNumDTypes])(const NormArgs&, const Task&);
   void (*rms_norm_add)(const NormArgs&, const Task&);
+  void (*layer_norm[kNumDTypes])(const NormArgs&, const Task&);
   void (*quantize[kNumDTypes])(const QuantizeArgs&, const Task&);
   void (*embedding_rows[kNumDTypes])(const EmbeddingArgs&, const Task&);
   void (*embedding_panels[kNumWeightFormats])(const EmbeddingArgs&, const Task&);
@@ -115,25 +134,35 @@ struct KernelTable {
   std::int64_t (*gemm_scratch)(int panels_per_group);
   std::int64_t (*attention_scratch)(const HeadShape&);
 
-  // Over one row of logits.
+  // Over one row of logits. All tiers give the same bits.
   // The largest, and that of every kMaxBlock ids. NaN is skipped; -inf where all are NaN.
   float (*row_max)(const float* x, std::int64_t n, float* maxima);
-  // weights[i] = exp((x[i] - max) * inv_temperature), NaN as 0; sums[j] = their sum over the
-  // kSumBlock ids from j * kSumBlock on, in float64.
-  void (*row_exp)(const float* x, std::int64_t n, float max, float inv_temperature, float* weights,
-                  double* sums);
-  // Zeroes weights[i] unless x[i] > cut, or x[i] == cut and i <= cut_id; sums as above.
-  void (*row_keep)(const float* x, std::int64_t n, float cut, std::int64_t cut_id, float* weights,
-                   double* sums);
+  // weights[i] = e^((x[i] - max) * inv_temperature), to a multiple of kWeightUnit; NaN as 0.
+  // Returns their sum. `weights` has room for n rounded up to kRowBlock; zeros fill it up.
+  double (*row_weights)(const float* x, std::int64_t n, float max, float inv_temperature,
+                        float* weights);
+  // The sum of e^(x[i] - max), NaN as 0.
+  double (*row_sum_exp)(const float* x, std::int64_t n, float max);
+  // The sum of weights[i] where x[i] > high; ids, ascending, and values of all low <= x[i] <= high.
+  // Both have room for kRowBlock more than there can be.
+  double (*row_split)(const float* x, const float* weights, std::int64_t n, float low, float high,
+                      std::int32_t* ids, float* values, std::int64_t* num_ids);
+  // The first id with which the running weight of what is kept exceeds `target`, or else the last
+  // one of some weight. Kept: x[i] > cut, or x[i] == cut and i <= cut_id.
+  std::int64_t (*row_draw)(const float* x, const float* weights, std::int64_t n, float cut,
+                           std::int64_t cut_id, double target);
   std::int64_t (*row_count_greater)(const float* x, std::int64_t n, float threshold);
-  // Ids of all x[i] >= threshold, ascending; returns how many.
-  std::int64_t (*row_collect)(const float* x, std::int64_t n, float threshold, std::int32_t* ids);
+  // The same of all x[i] >= threshold; returns how many.
+  std::int64_t (*row_collect)(const float* x, std::int64_t n, float threshold, std::int32_t* ids,
+                              float* values);
   // x[i] = -inf where bit i % 32 of bits[i / 32] is 0.
   void (*row_allow)(float* x, std::int64_t n, const std::int32_t* bits);
 };
 
-constexpr int kSumBlock = 256;
+constexpr int kRowBlock = 256;
 constexpr int kMaxBlock = 64;
+// The largest weight of a row is 1: float64 sums of up to 2^19 weights are exact, in any order.
+constexpr double kWeightUnit = 0x1p-34;
 
 // One per tier; each sets what it improves. Defined in isa/.
 void overlay_scalar(KernelTable& table);

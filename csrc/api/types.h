@@ -138,12 +138,14 @@ struct StepView {
 };
 
 // A thread's share of one op. `by_rows`: threads own ranges of rows through a chain of ops;
-// otherwise linear ops split output columns and row-wise ops split rows.
+// otherwise linear ops split output columns and row-wise ops split rows. `replicated`: there are
+// values of which every thread has a copy (runtime/program.h); no kernel asks.
 struct Task {
   int thread;
   int num_threads;
   int rows;
   bool by_rows;
+  bool replicated;
   char* scratch;  // of this thread, 64-byte aligned
   const StepView* step;
 };

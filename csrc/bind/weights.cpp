@@ -44,6 +44,8 @@ void bind_weights(nb::module_& m) {
           nb::arg("device"), nb::arg("format"), nb::arg("n"), nb::arg("k"), nb::arg("gated"),
           nb::arg("bias"))
       .def_prop_ro("nbytes", &PackedLinear::bytes)
+      .def("unload", &PackedLinear::unload)
+      .def("swap", &PackedLinear::swap)
       .def(
           "put_rows",
           [](PackedLinear& self, Device& d, std::int64_t first, const AnyMatrix& array) {
@@ -92,6 +94,8 @@ void bind_weights(nb::module_& m) {
           },
           nb::arg("device"), nb::arg("dtype"), nb::arg("rows"), nb::arg("columns"))
       .def_prop_ro("nbytes", &PackedTable::bytes)
+      .def("unload", &PackedTable::unload)
+      .def("swap", &PackedTable::swap)
       .def(
           "put_rows",
           [](PackedTable& self, Device& d, std::int64_t first, const AnyMatrix& array) {
@@ -107,7 +111,9 @@ void bind_weights(nb::module_& m) {
           [](PackedVector* self, const FloatArray& data) {
             new (self) PackedVector(data.data(), static_cast<std::int64_t>(data.size()));
           },
-          nb::arg("data").noconvert());
+          nb::arg("data").noconvert())
+      .def("unload", &PackedVector::unload)
+      .def("swap", &PackedVector::swap);
 
   using FloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
   nb::class_<RopeTable>(m, "RopeTable")

@@ -55,24 +55,5 @@ void gated_linear(const GatedArgs& args, const Task& task) {
        });
 }
 
-template <class G>
-void logits(const LogitsArgs& args, const Task& task) {
-  const F32 scale = set1(args.scale);
-  const F32 cap = set1(args.soft_cap);
-  const F32 inverse_cap = set1(args.soft_cap > 0 ? 1.0f / args.soft_cap : 0.0f);
-  const GemmRange range = gemm_range(task, args.weight->num_panels, 1);
-  gemm(G(*args.x, *args.weight), range, 1, reinterpret_cast<float*>(task.scratch),
-       [&](int row, int count, int panel, int, const float* c, std::int64_t ldc) {
-         for (int i = 0; i < count; ++i) {
-           float* out = row_of<float>(*args.out, row + i) + panel * kPanel;
-           OCTAVO_UNROLL for (int j = 0; j < kPanel; j += kLanes) {
-             F32 v = mul(load(c + i * ldc + j), scale);
-             if (args.soft_cap > 0) v = mul(cap, vtanh(mul(v, inverse_cap)));
-             store(out + j, v);
-           }
-         }
-       });
-}
-
 }  // namespace
 }  // namespace octavo

@@ -8,6 +8,7 @@
 #include "kernels/attention.inl.h"
 #include "kernels/gemm_float.inl.h"
 #include "kernels/linear.inl.h"
+#include "kernels/logits.inl.h"
 #include "kernels/qkv.inl.h"
 #include "kernels/quantize.inl.h"
 #include "kernels/rowwise.inl.h"
@@ -21,6 +22,7 @@ void overlay_linear(KernelTable& table, WeightFormat format) {
   const int f = static_cast<int>(format), d = static_cast<int>(E::kDType);
   table.linear[f] = linear<G>;
   table.logits[f] = logits<G>;
+  table.argmax[f] = argmax<G>;
   table.gated_linear[f][d] = gated_linear<G, E>;
   table.qkv_project[f][d] = qkv_project<G, E>;
 }
@@ -37,6 +39,7 @@ void overlay_dtype(KernelTable& table) {
   table.attention[d] = attention<E>;
   table.attention_merge[d] = attention_merge<E>;
   table.rms_norm[d] = rms_norm<E>;
+  table.layer_norm[d] = layer_norm<E>;
   table.quantize[d] = quantize<E>;
 }
 
@@ -85,11 +88,15 @@ inline std::int64_t gemm_scratch(int panels_per_group) {
 inline void overlay_float32(KernelTable& table) {
   overlay_dtype<ElemF32>(table);
   table.rms_norm_add = rms_norm_add;
+  table.argmax_merge = argmax_merge;
+  table.attention_is_split = attention_is_split;
   table.gemm_scratch = gemm_scratch;
   table.attention_scratch = attention_scratch;
   table.row_max = row_max;
-  table.row_exp = row_exp;
-  table.row_keep = row_keep;
+  table.row_weights = row_weights;
+  table.row_sum_exp = row_sum_exp;
+  table.row_split = row_split;
+  table.row_draw = row_draw;
   table.row_count_greater = row_count_greater;
   table.row_collect = row_collect;
   table.row_allow = row_allow;

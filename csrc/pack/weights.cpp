@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "runtime/error.h"
 
@@ -124,6 +125,22 @@ std::int64_t PackedLinear::bytes() const {
   return panels_.bytes + static_cast<std::int64_t>(floats * sizeof(float));
 }
 
+void PackedLinear::unload() {
+  panels_ = {};
+  weight_.panels = nullptr;
+}
+
+void PackedLinear::swap(PackedLinear& other) {
+  require(weight_.format == other.weight_.format && gated_ == other.gated_ &&
+              weight_.n == other.weight_.n && weight_.k == other.weight_.k &&
+              bias_.size() == other.bias_.size(),
+          "linear weights that are swapped must have one format and one shape");
+  std::swap(weight_, other.weight_);
+  std::swap(panels_, other.panels_);
+  std::swap(scales_, other.scales_);
+  std::swap(bias_, other.bias_);
+}
+
 std::int64_t PackedLinear::column_of(std::int64_t row) const {
   if (!gated_) return row;
   const std::int64_t half = weight_.n / 2;
@@ -216,9 +233,16 @@ PackedTable::PackedTable(WeightHeap& heap, DType dtype, std::int64_t rows, std::
   data_ = heap.allocate(rows * ld_ * element_bytes(dtype));
 }
 
+void PackedTable::swap(PackedTable& other) {
+  require(dtype_ == other.dtype_ && rows_ == other.rows_ && columns_ == other.columns_,
+          "embedding tables that are swapped must have one format and one shape");
+  std::swap(data_, other.data_);
+}
+
 void PackedTable::put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows) {
   require(rows.columns == columns_ && first >= 0 && rows.rows >= 0 && first + rows.rows <= rows_,
           "rows do not fit the embedding table");
+  require(is_loaded(), "this table is unloaded");
   pool.run([&](int thread) {
     const std::int64_t begin = rows.rows * thread / pool.num_threads();
     const std::int64_t end = rows.rows * (thread + 1) / pool.num_threads();
@@ -232,12 +256,16 @@ void PackedTable::put_rows(ThreadPool& pool, std::int64_t first, const SourceRow
   });
 }
 
-PackedVector::PackedVector(const float* data, std::int64_t size)
-    : size_(size),
-      region_(round_to(size, kColumnPad) * static_cast<std::int64_t>(sizeof(float)), false),
-      data_(reinterpret_cast<float*>(region_.data())) {
+PackedVector::PackedVector(const float* data, std::int64_t size) : size_(size) {
   check_dims(1, size);
-  std::copy(data, data + size, data_);
+  const auto item = static_cast<std::int64_t>(sizeof(float));
+  region_ = std::make_unique<Region>(round_to(size, kColumnPad) * item, false);
+  std::copy(data, data + size, reinterpret_cast<float*>(region_->data()));
+}
+
+void PackedVector::swap(PackedVector& other) {
+  require(size_ == other.size_, "vectors that are swapped must have one size");
+  std::swap(region_, other.region_);
 }
 
 RopeTable::RopeTable(const float* cos, const float* sin, std::int64_t positions, std::int64_t half,

@@ -54,6 +54,23 @@ OCTAVO_INLINE unsigned mask_greater(F32 a, F32 b) {
 OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) {
   return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
 }
+OCTAVO_INLINE int store_set_lanes(const float* x, int first, unsigned mask, std::int32_t* ids,
+                                  float* values) {
+  return store_set_lanes_one_by_one(x, first, mask, ids, values);
+}
+
+struct LaneSums {
+  __m256d low, high;
+};
+OCTAVO_INLINE LaneSums zero_sums() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
+OCTAVO_INLINE void accumulate(LaneSums& sums, F32 v) {
+  sums.low = _mm256_add_pd(sums.low, _mm256_cvtps_pd(_mm256_castps256_ps128(v)));
+  sums.high = _mm256_add_pd(sums.high, _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
+}
+OCTAVO_INLINE void store(double* p, const LaneSums& sums) {
+  _mm256_storeu_pd(p, sums.low);
+  _mm256_storeu_pd(p + 4, sums.high);
+}
 
 using I32 = __m256i;
 OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return _mm256_set1_epi32(x); }

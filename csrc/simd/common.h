@@ -2,8 +2,9 @@
 // of it lives in anonymous namespaces, so that no symbol compiled for one ISA can serve another.
 //
 // The interface: `F32`, a vector of kLanes floats, with load, store, set1, add, sub, mul, div, fma,
-// vmax, vmin, vsqrt, round_even, pow2, select_greater, reduce_add, reduce_max; and an element
-// policy for bfloat16 beside `ElemF32` below. A policy has
+// vmax, vmin, vsqrt, round_even, pow2, select_greater, reduce_add, reduce_max, mask_greater,
+// mask_greater_equal, store_set_lanes; `LaneSums`, kLanes float64 sums, with zero_sums, accumulate,
+// store; and an element policy for bfloat16 beside `ElemF32` below. A policy has
 //     T, kStep            stored type; consecutive k that one 32-bit lane holds
 //     B                   kLanes lanes of kStep elements
 //     load, broadcast     B from memory: kLanes * kStep elements; kStep elements to all lanes
@@ -50,6 +51,18 @@ OCTAVO_INLINE float bits_float(std::uint32_t u) {
   float x;
   __builtin_memcpy(&x, &u, 4);
   return x;
+}
+
+// Where there is no faster way: what mask_greater says, as the lanes that are set. See avx512.h.
+OCTAVO_INLINE int store_set_lanes_one_by_one(const float* x, int first, unsigned mask,
+                                             std::int32_t* ids, float* values) {
+  int count = 0;
+  for (; mask; mask &= mask - 1) {
+    const int lane = __builtin_ctz(mask);
+    ids[count] = first + lane;
+    values[count++] = x[lane];
+  }
+  return count;
 }
 
 OCTAVO_INLINE float half_to_float(std::uint16_t h) {

@@ -63,6 +63,25 @@ OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) {
   return mask;
 }
 
+OCTAVO_INLINE int store_set_lanes(const float* x, int first, unsigned mask, std::int32_t* ids,
+                                  float* values) {
+  return store_set_lanes_one_by_one(x, first, mask, ids, values);
+}
+
+typedef double F64x2 __attribute__((vector_size(16)));
+struct LaneSums {
+  F64x2 low, high;
+};
+OCTAVO_INLINE LaneSums zero_sums() { return {F64x2{0, 0}, F64x2{0, 0}}; }
+OCTAVO_INLINE void accumulate(LaneSums& sums, F32 v) {
+  sums.low += F64x2{v[0], v[1]};
+  sums.high += F64x2{v[2], v[3]};
+}
+OCTAVO_INLINE void store(double* p, const LaneSums& sums) {
+  __builtin_memcpy(p, &sums.low, sizeof sums.low);
+  __builtin_memcpy(p + 2, &sums.high, sizeof sums.high);
+}
+
 using I32 = I32x4;
 OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return I32{x, x, x, x}; }
 OCTAVO_INLINE I32 load_i32(const void* p) {

@@ -47,6 +47,23 @@ OCTAVO_INLINE unsigned lane_bits(uint32x4_t mask) {
 }
 OCTAVO_INLINE unsigned mask_greater(F32 a, F32 b) { return lane_bits(vcgtq_f32(a, b)); }
 OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) { return lane_bits(vcgeq_f32(a, b)); }
+OCTAVO_INLINE int store_set_lanes(const float* x, int first, unsigned mask, std::int32_t* ids,
+                                  float* values) {
+  return store_set_lanes_one_by_one(x, first, mask, ids, values);
+}
+
+struct LaneSums {
+  float64x2_t low, high;
+};
+OCTAVO_INLINE LaneSums zero_sums() { return {vdupq_n_f64(0.0), vdupq_n_f64(0.0)}; }
+OCTAVO_INLINE void accumulate(LaneSums& sums, F32 v) {
+  sums.low = vaddq_f64(sums.low, vcvt_f64_f32(vget_low_f32(v)));
+  sums.high = vaddq_f64(sums.high, vcvt_high_f64_f32(v));
+}
+OCTAVO_INLINE void store(double* p, const LaneSums& sums) {
+  vst1q_f64(p, sums.low);
+  vst1q_f64(p + 2, sums.high);
+}
 
 using I32 = int32x4_t;
 OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return vdupq_n_s32(x); }

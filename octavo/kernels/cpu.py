@@ -33,6 +33,7 @@ from octavo.kernels.ops import (
     StepLimits,
     Weight,
 )
+from octavo.kernels.sync import Counters
 
 _CHUNK_ELEMENTS = 2 << 20
 """Elements of a checkpoint tensor converted at once: what loading needs beside the result."""
@@ -127,7 +128,7 @@ class CpuBackend(Backend):
             first += len(values)
         if bias is not None and first != n:
             raise KernelError(f"bias has {first} values for {n} outputs")
-        return Weight(packed, (n, k), packed.nbytes)
+        return Weight(packed, (n, k), packed.nbytes, format)
 
     def _row_chunks(self, tensor: HostTensor) -> Iterator[np.ndarray]:
         """Rows of a matrix, a few at a time: float32, or uint16 where it is bfloat16. Block formats
@@ -176,6 +177,15 @@ class CpuBackend(Backend):
             interleaved,
         )
         return RopeTable(table, 2 * cos.shape[1], interleaved)
+
+    def swap(self, weight: Weight, other: Weight) -> None:
+        try:
+            weight.handle.swap(other.handle)
+        except TypeError as error:
+            raise KernelError("only weights that were packed alike can be swapped") from error
+
+    def unload(self, weight: Weight) -> None:
+        weight.handle.unload()
 
     def allocate_kv(self, config: KVCacheConfig) -> KVCache:
         return CpuKVCache(config, self.dtype)
@@ -232,6 +242,11 @@ class CpuGraph(Graph):
 
     def __init__(self, program: _cpu.Program) -> None:
         self._program = program
+        self._counters = CpuCounters(program.counters)
+
+    @property
+    def counters(self) -> Counters:
+        return self._counters
 
     @property
     def nbytes(self) -> int:
@@ -248,8 +263,12 @@ class CpuGraph(Graph):
                 step.slot_mapping,
                 step.logit_rows,
                 step.extra,
+                step.outputs,
+                step.counter_targets,
             )
         except TypeError as error:
+            if "incompatible function arguments" not in str(error):
+                raise  # a host call's own
             raise KernelError(
                 "step arrays must be contiguous int32 (inputs float32, or uint16 for bfloat16)"
             ) from error
@@ -262,3 +281,25 @@ class CpuGraph(Graph):
     def profile(self) -> list[tuple[str, float]]:
         """(op, seconds) in order of the program, then ("wait", seconds at barriers)."""
         return self._program.profile()
+
+
+class CpuCounters(Counters):
+    """Counters in native memory: waiting releases the GIL."""
+
+    def __init__(self, counters: _cpu.Counters) -> None:
+        self._counters = counters
+
+    def __len__(self) -> int:
+        return len(self._counters)
+
+    def value(self, counter: int) -> int:
+        return self._counters.value(counter)
+
+    def add(self, counter: int, n: int = 1) -> None:
+        self._counters.add(counter, n)
+
+    def wait(self, counter: int, target: int, timeout: float | None = None) -> bool:
+        return self._counters.wait(counter, target, -1.0 if timeout is None else max(0.0, timeout))
+
+    def cancel(self, reason: str) -> None:
+        self._counters.cancel(reason)

@@ -62,3 +62,7 @@ class LMHead(Module):
     def __call__(self, ops: Ops, x: Value) -> Value:
         """x act [R, D], rows LOGITS → [R, vocab] float32."""
         return ops.logits(x, self.table.weight, scale=self._scale, soft_cap=self._soft_cap)
+
+    def argmax(self, ops: Ops, x: Value) -> Value:
+        """The best of the same logits: [R, 2] float32, token id and logit."""
+        return ops.argmax(x, self.table.weight, scale=self._scale, soft_cap=self._soft_cap)

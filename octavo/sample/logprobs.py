@@ -16,7 +16,7 @@ from octavo.kernels.sampling_ops import SamplingOps
 from octavo.sample.params_state import StagedColumns, sampling_params_of
 from octavo.sample.stage import RequestRows
 
-_HEAD_ROWS = 32
+_HEAD_ROWS = 64
 
 HEAD_LIMITS = StepLimits(
     max_tokens=_HEAD_ROWS,
@@ -25,8 +25,8 @@ HEAD_LIMITS = StepLimits(
     max_blocks_per_request=1,
     max_position=_HEAD_ROWS,
 )
-"""What a model's `head` is captured for. Prompts go through it by blocks: their logits take no more
-than those of so many rows."""
+"""What a model's `head` is captured for. Prompts, and the rows of large steps, go through it in
+parts: their logits take no more than those of so many rows."""
 
 
 class Logprobs(RunnerFeature):
@@ -204,7 +204,9 @@ class PromptLogprobs(RunnerFeature):
         for start in range(0, len(token_rows), _HEAD_ROWS):
             part = slice(start, start + _HEAD_ROWS)
             x = self._backend.to_numpy(hidden_states[token_rows[part]])
-            logits = self._head.replay(_head_inputs(x))["logits"]
+            inputs = head_inputs(x)
+            inputs.outputs = ["logits"]
+            logits = self._head.replay(inputs)["logits"]
             rows = np.arange(len(x), dtype=np.int32)
             block = LogprobRows(*ops.logprobs(logits, rows, next_ids[part], k))
             if listed is not None:
@@ -242,7 +244,7 @@ def _num_alternatives(k: int, vocab_size: int) -> int:
     return vocab_size if k == -1 else min(k, vocab_size)
 
 
-def _head_inputs(hidden_states: np.ndarray) -> StepInputs:
+def head_inputs(hidden_states: np.ndarray) -> StepInputs:
     """A step of one request whose tokens are the rows [n, D]."""
     n = len(hidden_states)
     counting = np.arange(n, dtype=np.int32)

@@ -53,6 +53,21 @@ class SampledRows:
     logprobs: dict[int, LogprobRows] = field(default_factory=dict)
 
 
+def merged_rows(parts: Sequence[SampledRows]) -> SampledRows:
+    """The results of logits rows that were sampled in parts, in order; at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    failed: dict[int, str] = {}
+    logprobs: dict[int, LogprobRows] = {}
+    start = 0
+    for part in parts:
+        failed |= {start + row: why for row, why in part.failed.items()}
+        logprobs |= {start + row: rows for row, rows in part.logprobs.items()}
+        start += len(part.token_ids)
+    token_ids = np.concatenate([part.token_ids for part in parts])
+    return SampledRows(token_ids=token_ids, failed=failed, logprobs=logprobs)
+
+
 class Sampler:
     """The stages in order.
 
@@ -98,6 +113,25 @@ class Sampler:
             *(*self._edits, *self._invariant),
             *(self._draws, self._logprobs),
         )
+
+    def needs_only_best(self, batch: SampleBatch) -> bool:
+        """Whether every row takes the best of its logits as they are, and nobody asks for more."""
+        return (
+            self._draws.are_greedy(batch.rows)
+            and self._logprobs.wanted(batch.rows) is None
+            and all(stage.rows_to_edit(batch) is None for stage in self._edits)
+        )
+
+    def take_best(self, array: Any) -> SampledRows:
+        """What `sample` gives for rows that need only the best.
+
+        Args:
+            array: the back end's [R, 2] float32, token id and logit (`Ops.argmax`).
+        """
+        best = self._backend.to_numpy(array)
+        good = np.isfinite(best[:, 1])
+        failed = {} if good.all() else dict.fromkeys(np.flatnonzero(~good).tolist(), _NOT_FINITE)
+        return SampledRows(token_ids=best[:, 0].astype(np.int32), failed=failed)
 
     def sample(self, logits: Any, batch: SampleBatch) -> SampledRows:
         """One token per logits row.

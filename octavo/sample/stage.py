@@ -26,6 +26,14 @@ class MaskedRows:
     rows: np.ndarray
     bitmask: np.ndarray
 
+    def of(self, part: slice) -> MaskedRows | None:
+        """Those among the logits rows of `part`, counted from its start; None if there are none."""
+        chosen = (self.rows >= part.start) & (self.rows < part.stop)
+        if not chosen.any():
+            return None
+        rows = self.rows[chosen] - np.int32(part.start)
+        return MaskedRows(rows=rows, bitmask=self.bitmask[chosen])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBatch:

@@ -7,17 +7,18 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.contracts.structured_outputs import GrammarSource
 from octavo.log import get_logger
-from octavo.structured.backend import GrammarError, compile_text, start_compile_thread
+from octavo.structured.backend import GrammarError, clean_error, compile_text, start_compile_thread
 from octavo.structured.probe import Probe
 from octavo.structured.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
 logger = get_logger(__name__)
 
@@ -43,9 +44,13 @@ class Compiled:
 
 
 class GrammarCompiler:
-    """Compiles in a thread of the lowest priority, short grammars first, each once in a process of
-    its own (`probe`) and then here. Results, errors too, are kept by content, the least recently
-    used ones go when there are too many bytes.
+    """Compiles beside the loop, short grammars first, each once in a process of its own (`probe`)
+    and then here, in a thread of the lowest priority. Results, errors too, are kept by content, the
+    least recently used ones go when there are too many bytes.
+
+    The thread that works off the queue has the usual priority: it starts processes and reads
+    vocabularies, which holds the interpreter's lock, and who holds that must not wait for the
+    processor.
 
     Args:
         vocabulary: makes the vocabulary; called once, in the thread.
@@ -60,6 +65,7 @@ class GrammarCompiler:
         self._num_bytes = 0
         self._num_submitted = 0
         self._thread: threading.Thread | None = None
+        self._probe: Probe | None = None
         self._is_closed = False
 
     def result(self, source: GrammarSource) -> Compiled | None:
@@ -74,7 +80,10 @@ class GrammarCompiler:
                 heapq.heappush(self._queue, (len(source.text), self._num_submitted, source))
                 self._lock.notify()
                 if self._thread is None:
-                    self._thread = start_compile_thread(self._work)
+                    self._thread = threading.Thread(
+                        target=self._work, name="octavo-grammars", daemon=True
+                    )
+                    self._thread.start()
             return compiled
 
     def forget(self, source: GrammarSource) -> None:
@@ -87,13 +96,15 @@ class GrammarCompiler:
                 self._pending.discard(source)
 
     def close(self) -> None:
-        """Stop the thread, after what it is at."""
+        """Stop the thread. What this process compiles it compiles to its end: seconds."""
         with self._lock:
             self._is_closed = True
             self._queue.clear()
             self._pending.clear()
             self._lock.notify()
         if self._thread is not None:
+            if self._probe is not None:
+                self._probe.kill()
             self._thread.join()
 
     # ---------------------------------------------------------------- the thread
@@ -111,14 +122,14 @@ class GrammarCompiler:
             self._fail_all(f"structured outputs cannot be used: {error}")
             return
         logger.info("grammars: vocabulary ready in %.1f s", time.monotonic() - start)
-        probe = Probe(vocabulary)
+        probe = self._probe = Probe(vocabulary)
         try:
             while (source := self._next()) is not None:
                 self._keep(source, self._compile(probe, tokenizer, source))
         finally:
             probe.close()
 
-    def _compile(self, probe: Probe, tokenizer: object, source: GrammarSource) -> Compiled:
+    def _compile(self, probe: Probe, tokenizer: LLTokenizer, source: GrammarSource) -> Compiled:
         try:
             verdict = probe.check(source)
             if verdict.error is not None:
@@ -128,10 +139,7 @@ class GrammarCompiler:
                     f"compiled it has {verdict.num_bytes >> 20} MB; at most "
                     f"{MAX_GRAMMAR_BYTES >> 20} MB"
                 )
-            matcher = compile_text(tokenizer, verdict.text)  # type: ignore[arg-type]
-            matcher.compute_bitmask()  # the first mask may be the dearest, and all copies share it
-            if matcher.is_error():
-                raise GrammarError(matcher.get_error())
+            matcher = _compile_slowly(tokenizer, verdict.text)
         except GrammarError as error:
             return Compiled(None, str(error))
         except Exception as error:
@@ -162,3 +170,21 @@ class GrammarCompiler:
         """Without a vocabulary nothing can be compiled, now or later."""
         while (source := self._next()) is not None:
             self._keep(source, Compiled(None, error))
+
+
+def _compile_slowly(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+    """Compile in a thread with a deep stack and the lowest priority. Raises as `compile_text`."""
+    result: Future[LLMatcher] = Future()
+
+    def run() -> None:
+        try:
+            matcher = compile_text(tokenizer, text)
+            matcher.compute_bitmask()  # the first mask may be the dearest; all copies share it
+            if matcher.is_error():
+                raise GrammarError(clean_error(matcher.get_error()))
+            result.set_result(matcher)
+        except BaseException as error:
+            result.set_exception(error)
+
+    start_compile_thread(run).join()
+    return result.result()

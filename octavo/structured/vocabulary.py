@@ -114,9 +114,16 @@ class _Wrapper:
         return self._encode(text)
 
 
+_MAX_FORCED_CHARS = 512
+
+
 class _TextEncoder:
     """Text that a grammar forces, as tokens: those of the model's own tokenizer, so that it reads
-    what it knows; by longest match where that adds a space or drops one."""
+    what it knows; by longest match where that adds a space or drops one.
+
+    Only its beginning, since llguidance asks again after every token: the whole of a long constant
+    would be encoded each time.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -124,6 +131,7 @@ class _TextEncoder:
         self._longest = 0
 
     def __call__(self, text: str) -> list[int]:
+        text = text[:_MAX_FORCED_CHARS]
         wanted, token_bytes = text.encode(), self._vocabulary.token_bytes
         ids = self._vocabulary.encoder.encode_plain(text)
         if max(ids, default=0) < len(token_bytes) and wanted == b"".join(

@@ -25,6 +25,7 @@ from octavo.sample.logprobs import HEAD_LIMITS
 from octavo.worker.free_memory import free_memory
 from octavo.worker.info import ExecutorInfo
 from octavo.worker.kv_planner import group_layers
+from octavo.worker.logits import LOGITS_ROWS
 from octavo.worker.memory import (
     MemoryNeeds,
     check_weights_fit,
@@ -181,7 +182,7 @@ def step_limits(
     return StepLimits(
         max_tokens=scheduler.max_num_batched_tokens,
         max_requests=scheduler.max_num_seqs,
-        max_logit_rows=max_requests,
+        max_logit_rows=min(max_requests, LOGITS_ROWS),
         max_blocks_per_request=-(-max_model_len // smallest_block),
         max_position=max_model_len,
     )

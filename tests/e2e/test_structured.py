@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,10 @@ import numpy as np
 import pytest
 
 from octavo.contracts.sampling_params import SamplingParams
-from octavo.contracts.structured_outputs import StructuredOutputsParams
+from octavo.contracts.structured_outputs import GrammarSource, StructuredOutputsParams
 from octavo.entrypoints.llm import LLM
 from octavo.structured.manager import StructuredOutputs
+from octavo.structured.probe import Probe, Verdict
 from tests.e2e.lab import TINY_VOCAB, Answer, Ask, Lab, answers_of
 
 SCHEMA: dict[str, Any] = {
@@ -129,6 +131,107 @@ def test_jumping_takes_fewer_steps(tiny_path: Path, alone: dict[str, list[Answer
         assert answers_of(lab.run([ask])["compact-drawn"]) == alone["compact-drawn"]
         num_steps = lab.engine.stats().num_steps - ready
     assert num_steps < len(alone["compact-drawn"][0].tokens) / 2
+
+
+def test_others_go_on_while_a_grammar_is_compiled(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To their ends, and to those of others that came later."""
+    gate = threading.Event()
+
+    def check(self: Probe, source: GrammarSource) -> Verdict:
+        assert gate.wait(30)
+        return checked(self, source)
+
+    checked = Probe.check
+    monkeypatch.setattr(Probe, "check", check)
+    structured = SamplingParams(
+        seed=1, structured_outputs=StructuredOutputsParams(choice=["waited for"])
+    )
+    plain = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    with closing(Lab(tiny_path, num_threads=1)) as lab:
+        engine = lab.engine
+        engine.add_request("waits", [1], structured)
+        for name in ("first", "second"):
+            engine.add_request(name, [2], plain)
+            ended = []
+            while not ended:
+                ended = [o for o in engine.step() if o.finished]
+            assert [(o.request_id, len(o.outputs[0].token_ids)) for o in ended] == [(name, 30)]
+        assert (engine.stats().num_running, engine.stats().num_waiting) == (0, 1)
+        gate.set()
+        ended = []
+        while not ended:
+            ended = [o for o in engine.step() if o.finished]
+        assert ended[0].outputs[0].text == "waited for"
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "regex-alternatives": {"regex": "(a|b)*a" + "(a|b)" * 20},
+    "regex-repetitions": {"regex": "((a{1,100}){1,100}){1,100}"},
+    "regex-window": {"regex": "(.{0,5000}x){100}"},
+    "regex-words": {"regex": "|".join(f"w{i}" for i in range(20_000))},
+    "regex-nested": {"regex": "(" * 5000 + "a" + ")" * 5000},
+    "schema-deep": {"json": '{"items":' * 63 + "{}" + "}" * 63},
+    "schema-self": {"json": {"$ref": "#"}},
+    "schema-doubling": {
+        "json": {
+            "$defs": {
+                f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"const": i}]} for i in range(40)
+            }
+            | {"d40": {}},
+            "$ref": "#/$defs/d0",
+        }
+    },
+    "schema-optional": {
+        "json": {"type": "object", "properties": {f"p{i}": {"maxLength": i} for i in range(900)}}
+    },
+    "schema-multiple": {"json": {"type": "integer", "multipleOf": 99991, "maximum": 10**15}},
+    "grammar-ambiguous": {"grammar": 'start: a\na: a a a | a a | "x" | "xx" | "xxx" |'},
+    "grammar-repetitions": {"grammar": 'start: (("a"{1,1000}){1,1000}){1,1000}'},
+    "grammar-many": {"grammar": "start: " + " ".join(['"a"'] * 60_000)},
+    "grammar-parentheses": {"grammar": "start: " + "(" * 9000 + '"a"' + ")" * 9000},
+    "grammar-rules": {
+        "grammar": "start: a0\n"
+        + "\n".join(f"a{i}: a{i + 1}" for i in range(15_000))
+        + '\na15000: "x"'
+    },
+}
+
+
+QUICK = [n for n in HOSTILE if n.split("-")[1] not in ("words", "optional", "multiple", "many")]
+
+
+@pytest.mark.parametrize("names", [QUICK, pytest.param(list(HOSTILE), marks=pytest.mark.slow)])
+def test_hostile_requests_end_and_the_engine_lives(tiny_path: Path, names: list[str]) -> None:
+    """Beside others, who get what they get alone."""
+    plain = [
+        Ask(
+            name=f"plain-{i}",
+            prompt=[i, 7],
+            params=SamplingParams(seed=i, max_tokens=60, ignore_eos=True),
+        )
+        for i in range(8)
+    ]
+    hostile = [
+        Ask(
+            name=name,
+            prompt=[5],
+            params=SamplingParams(
+                seed=3, max_tokens=40, structured_outputs=StructuredOutputsParams(**HOSTILE[name])
+            ),
+        )
+        for name in names
+    ]
+    with closing(Lab(tiny_path, num_threads=1)) as lab:
+        expected = {ask.name: answers_of(lab.run([ask])[ask.name]) for ask in plain}
+        outputs = lab.run([*hostile, *plain])
+        for ask in plain:
+            assert answers_of(outputs[ask.name]) == expected[ask.name]
+        for ask in hostile:
+            (completion,) = outputs[ask.name].outputs
+            assert completion.finish_reason in ("stop", "length", "error")
+            assert (completion.error_param == "structured_outputs") == bool(completion.error)
 
 
 class TestFailures:

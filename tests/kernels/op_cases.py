@@ -32,6 +32,7 @@ from octavo.kernels.ops import (
     StepLimits,
     Value,
 )
+from octavo.kernels.sync import Collective
 from octavo.quant.gguf import smallest_format
 from tests.kernels.blocks import random_blocks
 
@@ -204,6 +205,18 @@ for width, eps, offset in ((33, 1e-6, 0.0), (64, 1e-5, 0.0), (576, 1e-5, 1.0)):
 
         return forward
 
+    @_case("layer_norm", f"{width}-{'bias' if offset else 'plain'}")
+    def _(lab: Lab, width: int = width, eps: float = eps, with_bias: bool = offset > 0) -> Forward:
+        weight = lab.backend.pack_vector(lab.tensor(width, mean=1))
+        bias = lab.backend.pack_vector(lab.tensor(width)) if with_bias else None
+
+        def forward(ops: Ops) -> None:
+            x = lab.rows(ops, "x", width)
+            ops.output("out", ops.layer_norm(x, weight, bias, eps=eps))
+            ops.output("logits_rows", ops.layer_norm(ops.select_rows(x), weight, bias, eps=eps))
+
+        return forward
+
 
 # ------------------------------------------------------------------ linear maps
 
@@ -330,6 +343,62 @@ for vocab, scale, soft_cap in ((100, 1.0, None), (33, 0.25, None), (VOCAB, 2.0, 
         def forward(ops: Ops) -> None:
             x = ops.select_rows(lab.act(ops, 48))
             ops.output("out", ops.logits(x, weight, scale=scale, soft_cap=soft_cap))
+
+        return forward
+
+    @_case("argmax", f"{vocab}-scale-{scale}-cap-{soft_cap}")
+    def _(lab: Lab, vocab: int = vocab, scale: float = scale, soft_cap=soft_cap) -> Forward:
+        weight = lab.backend.pack_linear([lab.tensor(vocab, 48)])
+
+        def forward(ops: Ops) -> None:
+            x = ops.select_rows(lab.act(ops, 48))
+            ops.output("out", ops.argmax(x, weight, scale=scale, soft_cap=soft_cap))
+
+        return forward
+
+
+# ------------------------------------------------------------------ the world outside
+
+
+class TwoAlike(Collective):
+    """Another rank that has the very same rows."""
+
+    rank, size = 0, 2
+
+    def all_reduce(self, rows: np.ndarray) -> None:
+        rows += rows.copy()
+
+
+for width in (33, 64):
+
+    @_case("host_call", f"width-{width}")
+    def _(lab: Lab, width: int = width) -> Forward:
+        def reverse(rows: np.ndarray) -> None:
+            rows[:] = rows[:, ::-1].copy()
+
+        def forward(ops: Ops) -> None:
+            ops.output("out", ops.host_call(lab.act(ops, width), reverse))
+            x = ops.select_rows(lab.rows(ops, "y", width))
+            ops.output("logits_rows", ops.host_call(x, reverse))
+
+        return forward
+
+    @_case("all_reduce", f"width-{width}")
+    def _(lab: Lab, width: int = width) -> Forward:
+        group = TwoAlike()
+        return lambda ops: ops.output("out", ops.all_reduce(lab.rows(ops, "x", width), group))
+
+
+for name in ("signal", "wait"):
+
+    @_case(name, "between-ops")
+    def _(lab: Lab, name: str = name) -> Forward:
+        weight = lab.backend.pack_linear([lab.tensor(40, 32)])
+
+        def forward(ops: Ops) -> None:
+            x = lab.act(ops, 32)
+            getattr(ops, name)(1)
+            ops.output("out", ops.linear(x, weight))
 
         return forward
 

@@ -67,6 +67,27 @@ def test_forced_text_is_exact(kind: type[ByteTokenizer]) -> None:
     assert text.decode() == "name日: true"
 
 
+def test_a_long_constant_is_encoded_as_far_as_it_is_needed() -> None:
+    encoded: list[int] = []
+
+    class Counting(ByteTokenizer):
+        def encode_plain(self, text: str) -> list[int]:
+            encoded.append(len(text))
+            return super().encode_plain(text)
+
+    tokenizer = Counting()
+    made = Vocabulary.of(tokenizer, vocab_size=tokenizer.vocab_size, eos_token_ids=[EOS])
+    text = "".join(map(str, range(2000)))
+    matcher = LLMatcher(made.tokenizer(), LLMatcher.grammar_from_regex(text))
+    done = b""
+    while not matcher.is_stopped():
+        tokens = matcher.compute_ff_tokens()[:32] or list(allowed(matcher))
+        assert matcher.consume_tokens(tokens)
+        done += bytes(tokens)
+    assert done.decode() == text
+    assert max(encoded) <= 1024
+
+
 @given(text=st.text(max_size=20))
 def test_the_sparse_tokenizer_takes_the_same_texts(text: str) -> None:
     whole = vocabulary()

@@ -385,9 +385,10 @@ def test_a_request_that_cannot_be_added_fails_alone(
     assert len(toy.graph.steps[0].token_ids) == 2
 
 
-def test_grammars_mask_their_own_rows() -> None:
+@pytest.mark.parametrize("max_logit_rows", [2, 64])
+def test_grammars_mask_their_own_rows(max_logit_rows: int) -> None:
     """Whoever fails or has none beside them; drafts have a row each."""
-    toy = make_toy()
+    toy = make_toy(max_logit_rows=max_logit_rows)
     names = ["plain", "masked", "failed", "drafts"]
     toy.runner.execute_model(
         SchedulerOutput(
@@ -407,6 +408,7 @@ def test_grammars_mask_their_own_rows() -> None:
             total_num_scheduled_tokens=10,
             scheduled_drafts={"drafts": [5, 6]},
             samples=names,
+            grammar_request_ids=names[1:],
         )
     )
     allowed = [[3], [9], [5], [7], [8]]  # of masked, failed, and the three rows of drafts
@@ -527,7 +529,37 @@ def test_warm_up_leaves_no_trace() -> None:
 
 def test_warm_up_finds_a_broken_model(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = make_toy()
-    nan = np.full((1, VOCAB), np.nan, dtype=np.float32)
-    monkeypatch.setattr(toy.graph, "replay", lambda step: {"logits": nan})
+    nothing = np.array([[0, -np.inf]], dtype=np.float32)
+    monkeypatch.setattr(toy.graph, "replay", lambda step: {"argmax": nothing})
     with pytest.raises(ModelError, match=r"cannot run a single token: .* not finite .* damaged"):
         toy.runner.warm_up()
+
+
+class TestParts:
+    """Steps with more logits rows than the forward's buffers hold."""
+
+    @pytest.mark.parametrize("max_logit_rows", [1, 3, 64])
+    @pytest.mark.parametrize(
+        "params", [GREEDY, SamplingParams(temperature=1.0, seed=5, logprobs=2)]
+    )
+    def test_give_the_same(self, max_logit_rows: int, params: SamplingParams) -> None:
+        toy = make_toy(max_num_seqs=6, max_logit_rows=max_logit_rows)
+        requests = [ToyRequest(f"r{i}", [i + 1, 2, 3], params) for i in range(6)]
+        run_to_end(toy, requests, 5)
+        for request in requests:
+            check(request)
+
+    def test_the_best_is_enough_where_all_rows_are_greedy(self) -> None:
+        """Not where one of them is not, or asks for log probabilities, or is edited."""
+        for other, tap in (
+            (GREEDY, "argmax"),
+            (SamplingParams(temperature=0.5, seed=1), "logits"),
+            (SamplingParams(temperature=0.0, seed=1, logprobs=0), "logits"),
+            (SamplingParams(temperature=0.0, seed=1, logit_bias={3: 1.0}), "logits"),
+        ):
+            toy = make_toy(max_num_seqs=2)
+            requests = [ToyRequest("a", [1, 2], GREEDY), ToyRequest("b", [2, 3], other)]
+            run_to_end(toy, requests, 4)
+            assert {tuple(step.outputs or ()) for step in toy.graph.steps} == {(tap,)}
+            for request in requests:
+                check(request)

@@ -192,12 +192,8 @@ def _value_bytes(value: Value, step: StepShape) -> int:
 
 
 def product_kind(weight: Weight, dtype: DType) -> str:
-    """The kind of product that multiplies with a weight: integers where it is stored in fewer
-    bytes than the activations' dtype."""
-    count = 1
-    for size in weight.shape:
-        count *= size
-    if weight.nbytes < 0.9 * count * dtype.itemsize:
+    """The kind of product that multiplies with a weight: of integers where it is quantized."""
+    if weight.format is not None and weight.format.grouping is not None:
         return "int8"
     return "f32" if dtype is DType.F32 else "bf16"
 
@@ -271,11 +267,17 @@ RULES: Mapping[str, Callable[[_Call, StepShape], Cost]] = {
     "select_rows": _select_rows,
     "rms_norm": _rowwise,
     "rms_norm_add": _rowwise,
+    "layer_norm": _rowwise,
     "linear": _product,
     "linear_add": _product,
     "gated_linear": _product,
     "qkv_rope_store": _qkv_rope_store,
     "attention": _attention,
     "logits": _product,
+    "argmax": _product,
+    "host_call": _rowwise,
+    "all_reduce": _rowwise,
+    "signal": _free,
+    "wait": _free,
 }
 """By op: what it costs. A test holds that every op has one."""

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.contracts.tensor import DType
+from octavo.contracts.weight_format import WeightFormat
 from octavo.entrypoints.bench import costs
 from octavo.entrypoints.bench.costs import Cost, StepShape, count_ops, total
 from octavo.errors import KernelError
@@ -138,17 +139,18 @@ def test_causal_pairs(first: int, count: int, window: int) -> None:
     assert costs._causal_pairs(first, first + count, window) == pairs
 
 
-@pytest.mark.parametrize(
-    ("itemsize", "dtype", "kind"),
-    [
-        (4, DType.F32, "f32"),
-        (2, DType.BF16, "bf16"),
-        (1, DType.BF16, "int8"),
-        (1, DType.F32, "int8"),
-    ],
-)
-def test_the_kind_of_product_follows_the_weight(itemsize: int, dtype: DType, kind: str) -> None:
-    assert costs.product_kind(weight(64, 32, itemsize=itemsize), dtype) == kind
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
+def test_the_kind_of_product_follows_the_weight(dtype: DType) -> None:
+    kinds = {
+        format: costs.product_kind(Weight(None, (64, 32), 0, format), dtype)
+        for format in (None, *WeightFormat)
+    }
+    plain = "f32" if dtype is DType.F32 else "bf16"
+    assert kinds.pop(None) == kinds.pop(WeightFormat(dtype.value)) == plain
+    kinds.pop(WeightFormat.F32, None)
+    kinds.pop(WeightFormat.BF16, None)
+    assert len(kinds) >= 8
+    assert set(kinds.values()) == {"int8"}
 
 
 def test_every_op_has_a_rule() -> None:
