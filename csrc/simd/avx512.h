@@ -88,13 +88,18 @@ OCTAVO_INLINE __m512i broadcast_4_bytes(const std::int8_t* p) {
   return _mm512_set1_epi32(quad);
 }
 
-// Products of bytes by 16-bit multiplications: even and odd bytes apart.
+// Products of bytes by 16-bit multiplications: even and odd bytes apart, or, where the codes are
+// nibbles, in pairs.
 struct DotWidened {
   using Raw = __m512i;
   struct W {
     __m512i even, odd;
   };
+  struct W4 {
+    __m512i codes;
+  };
   using X = W;
+  using X4 = W4;
   static constexpr int kTileVectors = 2;
   static constexpr int kMaxRows = 4;
 
@@ -102,14 +107,11 @@ struct DotWidened {
   static OCTAVO_INLINE W all(Raw v) {
     return {_mm512_and_si512(v, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(v, 8)};
   }
-  static OCTAVO_INLINE W low(Raw v) {
-    return {_mm512_and_si512(v, _mm512_set1_epi16(0x0f)),
-            _mm512_and_si512(_mm512_srli_epi16(v, 8), _mm512_set1_epi16(0x0f))};
+  static OCTAVO_INLINE W4 low(Raw v) { return {_mm512_and_si512(v, _mm512_set1_epi8(0x0f))}; }
+  static OCTAVO_INLINE W4 high(Raw v) {
+    return {_mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(0x0f))};
   }
-  static OCTAVO_INLINE W high(Raw v) {
-    return {_mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi16(0x0f)),
-            _mm512_srli_epi16(v, 12)};
-  }
+  static OCTAVO_INLINE X4 broadcast4(const std::int8_t* p) { return {broadcast_4_bytes(p)}; }
   static OCTAVO_INLINE X broadcast(const std::int8_t* p) {
     const __m512i v = broadcast_4_bytes(p);
     return {_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), _mm512_srai_epi16(v, 8)};
@@ -117,6 +119,10 @@ struct DotWidened {
   static OCTAVO_INLINE I32 dot(I32 acc, W w, X x) {
     acc = _mm512_add_epi32(acc, _mm512_madd_epi16(w.even, x.even));
     return _mm512_add_epi32(acc, _mm512_madd_epi16(w.odd, x.odd));
+  }
+  static OCTAVO_INLINE I32 dot(I32 acc, W4 w, X4 x) {  // pairs are within ±3810
+    const __m512i pairs = _mm512_maddubs_epi16(w.codes, x.codes);
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
   }
 };
 

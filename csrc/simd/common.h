@@ -17,8 +17,10 @@
 // load_half (kLanes float16 to F32), store_int8 (integral values within ±127); and a policy of the
 // products, equal on every ISA:
 //     Raw                 kLanes columns of 4 bytes of weights, by load_raw
-//     W                   kLanes columns of 4 codes: all, low, high (nibbles) of a Raw
-//     X                   4 int8 activations in all lanes, by broadcast
+//     W                   kLanes columns of 4 codes: all bytes of a Raw
+//     W4                  the same of its low or high nibbles
+//     X, X4               4 int8 activations in all lanes, to go with W and with W4: by broadcast
+//                         and broadcast4
 //     dot                 acc + the sum over the 4 of w * x; wraps, never saturates
 //     kTileVectors        vectors of a tile row; kMaxRows: rows of a tile
 #pragma once

@@ -104,9 +104,11 @@ struct DotWidened {
     std::uint8_t code[4 * kLanes];
   };
   using W = Raw;
+  using W4 = W;
   struct X {
     std::int8_t code[4];
   };
+  using X4 = X;
   static constexpr int kTileVectors = 1;
   static constexpr int kMaxRows = 1;
 
@@ -116,15 +118,16 @@ struct DotWidened {
     return v;
   }
   static OCTAVO_INLINE W all(Raw v) { return v; }
-  static OCTAVO_INLINE W low(Raw v) {
+  static OCTAVO_INLINE W4 low(Raw v) {
     for (std::uint8_t& code : v.code) code &= 15;
     return v;
   }
-  static OCTAVO_INLINE W high(Raw v) {
+  static OCTAVO_INLINE W4 high(Raw v) {
     for (std::uint8_t& code : v.code) code >>= 4;
     return v;
   }
   static OCTAVO_INLINE X broadcast(const std::int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
+  static OCTAVO_INLINE X4 broadcast4(const std::int8_t* p) { return broadcast(p); }
   static OCTAVO_INLINE I32 dot(I32 acc, const W& w, const X& x) {
     U32x4 sum = (U32x4)acc;
     for (int lane = 0; lane < kLanes; ++lane) {
