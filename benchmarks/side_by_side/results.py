@@ -99,7 +99,8 @@ class Results:
         return sum(same) / len(same) if same else None
 
     def to_json(self, pairs: Sequence[tuple[str, str]]) -> str:
-        """Everything, and the summary."""
+        """Everything, the summary, and whether those whose speeds are divided did the same work."""
+        agreements = {f"{a} / {b}": self.agreement(a, b) for a, b in pairs}
         return json.dumps(
             {
                 "benchmark": "peers",
@@ -109,6 +110,9 @@ class Results:
                 "failed": self.failed,
                 "workloads": {name: asdict(w) for name, w in self.workloads.items()},
                 "summary": self.summary(pairs),
+                "agreement": {
+                    pair: share for pair, share in agreements.items() if share is not None
+                },
                 "runs": [asdict(run) for run in self.runs],
             },
             indent=1,

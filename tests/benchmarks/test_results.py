@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,7 @@ def test_fraction_of_the_roofline(results: Results) -> None:
 def test_agreement(results: Results) -> None:
     assert results.agreement("a", "b") == 5 / 6
     assert results.agreement("a", "absent") is None
+    assert json.loads(results.to_json(PAIRS))["agreement"] == {"a / b": 5 / 6}
 
 
 def test_the_shortest_time_takes_the_mean_ceilings_step_by_step() -> None:
