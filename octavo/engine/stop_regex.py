@@ -14,6 +14,7 @@ decide at once is refused by name: assertions about what comes next or came befo
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
@@ -174,6 +175,8 @@ class StopRegex:
         raise _refused(self.pattern, f"uses {name}, which is not supported")
 
     def _repeat(self, low: int, high: int, items: Any, last: _State) -> _State:
+        if _is_empty(items):
+            return last
         for _ in range(low):
             last = self._sequence(items, last)
         end = self._state()
@@ -194,28 +197,55 @@ class StopRegex:
             return (lambda c: True) if self._dot_is_all else (lambda c: c != "\n")
         if kind == "IN":
             is_negated = str(argument[0][0]) == "NEGATE"
-            one_of = [self._class_item(*item) for item in argument[is_negated:]]
+            is_in = _class_test(argument[is_negated:])
         else:
             is_negated = kind == "NOT_LITERAL"
-            one_of = [self._class_item("LITERAL", argument)]
+            is_in = _class_test([("LITERAL", argument)])
         if not self._ignores_case:
-            return lambda c: any(test(c) for test in one_of) != is_negated
+            return lambda c: is_in(c) != is_negated
         return lambda c: (
-            any(test(x) for x in {c, c.lower(), c.upper()} if len(x) == 1 for test in one_of)
-            != is_negated
+            any(is_in(x) for x in {c, c.lower(), c.upper()} if len(x) == 1) != is_negated
         )
 
-    def _class_item(self, kind: Any, argument: Any) -> Test:
+
+def _class_test(items: Iterable[tuple[Any, Any]]) -> Test:
+    """Whether a character is in a class. A class of 900 characters may stand in each of a thousand
+    states: so it is looked up in sorted ranges, not compared with each."""
+    ranges: list[tuple[int, int]] = []
+    categories: set[str] = set()
+    for kind, argument in items:
         if str(kind) == "LITERAL":
-            char = chr(argument)
-            return lambda c: c == char
-        if str(kind) == "RANGE":
-            low, high = map(chr, argument)
-            return lambda c: low <= c <= high
-        category = str(argument)
-        positive = _CATEGORIES[category.replace("_NOT_", "_")]
-        is_negated = "_NOT_" in category
-        return lambda c: positive(c) != is_negated
+            ranges.append((argument, argument))
+        elif str(kind) == "RANGE":
+            ranges.append(argument)
+        else:
+            categories.add(str(argument))
+    starts: list[int] = []
+    ends: list[int] = []
+    for low, high in sorted(ranges):
+        if ends and low <= ends[-1] + 1:
+            ends[-1] = max(ends[-1], high)
+        else:
+            starts.append(low)
+            ends.append(high)
+
+    def is_in_ranges(char: str) -> bool:
+        place = bisect_right(starts, ord(char))
+        return place > 0 and ord(char) <= ends[place - 1]
+
+    tests = [is_in_ranges, *map(_category_test, sorted(categories))]
+    return tests[0] if len(tests) == 1 else lambda c: any(test(c) for test in tests)
+
+
+def _category_test(category: str) -> Test:
+    positive = _CATEGORIES[category.replace("_NOT_", "_")]
+    is_negated = "_NOT_" in category
+    return lambda c: positive(c) != is_negated
+
+
+def _is_empty(items: Iterable[tuple[Any, Any]]) -> bool:
+    """Whether there is nothing but groups of nothing, which make no states to be counted."""
+    return all(str(kind) == "SUBPATTERN" and _is_empty(argument[3]) for kind, argument in items)
 
 
 class RegexMatcher:

@@ -17,6 +17,7 @@ from tests.engine.fakes import ByteTokenizer
 
 PATTERNS = (
     *("a+b", "ab|abc|bc", "a[bc]{2}", "(?i)A.c", "^ab", "[^a]c", "a{2,3}?b", "(a|b)*c", r"\d\s\w"),
+    *("[bac-]x?1", r"[^a-c\d\n]+X", r"(?i)[^\Wa-b]c"),
     *("(?s)a.c", "b|(ab)+c", "a?b?c", r"\W+b", "(?:a|ba){2}", "é|b", r"[\d\-x]a", "(x)|aab"),
 )
 TEXTS = st.text("abc1 é\nX-", max_size=24)
@@ -106,6 +107,24 @@ def test_refused(pattern: str, says: str) -> None:
         check_stop_regexes([pattern])
     assert says in str(caught.value)
     assert caught.value.param == "stop_regex"
+
+
+@pytest.mark.parametrize("empty", ["()", "(?:)", "((()))", "(?:()(?:()))"])
+@pytest.mark.parametrize("count", ["{4000000000}", "{0,4000000000}", "{7,}", "*?"])
+def test_repeating_nothing_takes_no_time(empty: str, count: str) -> None:
+    assert RegexMatcher(f"a{empty}{count}b").advance("xab", 0) == (3, 2)
+
+
+def test_a_large_class_costs_no_more_than_a_small_one() -> None:
+    """Each of 900 states looks at every character."""
+    took = []
+    for size in (1, 900):
+        others = "".join(chr(0x4E00 + 2 * i) for i in range(size))
+        matcher = RegexMatcher(f"[{others}a]{{1,900}}Z")
+        start = time.perf_counter()
+        assert matcher.advance("a" * 900, 0) is None
+        took.append(time.perf_counter() - start)
+    assert took[1] < 20 * took[0]
 
 
 def test_several_are_bounded_together() -> None:
