@@ -27,7 +27,9 @@ class RequestOutputKind(enum.IntEnum):
     FINAL_ONLY = 2
 
 
-class RepetitionDetectionParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+class RepetitionDetectionParams(
+    msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """When an output counts as stuck: its end is one pattern of tokens, over and over.
 
     Attributes:
@@ -201,9 +203,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         sampling_checks.check_vocabulary(self, vocab_size)
 
 
+_DETECTION_FIELDS = frozenset(RepetitionDetectionParams.__struct_fields__)
+
+
 def _repetition_detection(values: Mapping[str, Any]) -> RepetitionDetectionParams | None:
     """From a dict; a max_pattern_size of 0 turns it off, as in vLLM."""
-    if values.get("max_pattern_size", 0) == 0:
+    if set(values) <= _DETECTION_FIELDS and values.get("max_pattern_size", 0) == 0:
         return None
     try:
         return msgspec.convert(values, RepetitionDetectionParams)

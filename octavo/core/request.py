@@ -83,6 +83,7 @@ class Request:
         num_drafts_in_flight: drafts under verification. The request rests until the verdict,
             because its next position depends on it.
         max_num_tokens: where `max_tokens` or the model's length ends it.
+        min_num_tokens: with fewer, no repetition ends it.
         block_tables: per KV group; empty unless it runs. All of the same length.
         num_cached_blocks: how many leading blocks of the tables have been given their hash.
         num_roomy_tokens: up to how many tokens it can grow before a block must be taken or hashed.
@@ -122,6 +123,7 @@ class Request:
         "last_admitted_step",
         "logprobs_per_prompt_token",
         "max_num_tokens",
+        "min_num_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -166,6 +168,7 @@ class Request:
         max_tokens = None if params is None else params.max_tokens
         ends = max_len if max_tokens is None else self.num_prompt_tokens + max_tokens
         self.max_num_tokens = min(ends, max_len)
+        self.min_num_tokens = self.num_prompt_tokens + (params.min_tokens if params else 0)
         # Where a grammar allows only the end, nothing could follow.
         ignores_eos = params is None or (params.ignore_eos and engine_request.grammar is None)
         self.eos_token_ids = frozenset(() if ignores_eos else engine_request.eos_token_ids)
@@ -269,7 +272,9 @@ class Request:
             return FinishReason.STOP, None if is_eos else token_id
         if len(self.token_ids) >= self.max_num_tokens:
             return FinishReason.LENGTH, None
-        return (FinishReason.REPETITION, None) if is_stuck else None
+        if is_stuck and len(self.token_ids) >= self.min_num_tokens:
+            return FinishReason.REPETITION, None
+        return None
 
 
 def check_request(request: EngineRequest, max_model_len: int, max_len: int) -> None:

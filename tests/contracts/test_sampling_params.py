@@ -336,6 +336,12 @@ def test_accepted(field: str, given: Any, kept: Any) -> None:
         ("thinking_token_budget", 1.0, "thinking_token_budget=1.0 must be an integer"),
         ("repetition_detection", 5, "repetition_detection=5 must be a RepetitionDetectionParams"),
         ("repetition_detection", {"max_pattern_size": 3}, "missing required field `min_count`"),
+        ("repetition_detection", {"size": 3}, "unknown field `size`"),
+        (
+            "repetition_detection",
+            {"max_pattern_size": 3, "min_count": 2, "size": 3},
+            "unknown field `size`",
+        ),
         ("max_time_ms", 0, f"max_time_ms=0 must be in 1…{MAX_MILLISECONDS}"),
         ("max_time_ms", 0.5, "max_time_ms=0.5 must be an integer"),
         ("ttft_deadline_ms", -1, "ttft_deadline_ms=-1 must be in"),

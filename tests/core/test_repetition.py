@@ -64,3 +64,13 @@ def test_a_request_ends_so() -> None:
     assert is_stuck(answer.token_ids, params)
     assert not is_stuck(answer.token_ids[:-1], params)
     assert pressed.answers["r"].token_ids == answer.token_ids
+
+
+def test_not_before_min_tokens() -> None:
+    params = RepetitionDetectionParams(max_pattern_size=1, min_count=2)
+    core = FakeCore()
+    core.worker.model.vocab_size = 1  # the same token for ever
+    core.add("r", [0], max_tokens=60, min_tokens=9, ignore_eos=True, repetition_detection=params)
+    core.run()
+    answer = core.answers["r"]
+    assert (answer.finish_reason, len(answer.token_ids)) == (FinishReason.REPETITION, 9)
