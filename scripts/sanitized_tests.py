@@ -20,7 +20,8 @@ def load_sanitized() -> None:
     """Make build/sanitize's module the one that `from octavo import _cpu` finds."""
     (path,) = (ROOT / "build" / "sanitize").glob("_cpu.*.so")
     spec = importlib.util.spec_from_file_location("octavo._cpu", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
