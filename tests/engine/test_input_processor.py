@@ -341,7 +341,7 @@ class TestSampling:
                 "prompt_logprob_start=4 is behind the prompt's 3 tokens",
             ),
         ],
-        ids=str,
+        ids=lambda value: "-".join(value) if isinstance(value, dict) else value,
     )
     def test_refused(self, values: dict[str, Any], says: str) -> None:
         with pytest.raises(RequestError) as caught:
