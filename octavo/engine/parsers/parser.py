@@ -89,7 +89,7 @@ class MarkedParser:
                 if not self._in_section(self._section, events):
                     break
             elif self._opening is not None:
-                if not self._open(self._opening):
+                if not self._open(self._opening, events):
                     break
             elif not self._in_text(events):
                 break
@@ -143,8 +143,7 @@ class MarkedParser:
             self._is_reasoning = marker == self._reasoning.open
             self._held, self._after_marker = "", True
         else:
-            self._opening = self._held + marker
-            self._held = ""
+            self._opening = marker
 
     def _tell(self, text: str, events: list[Event]) -> None:
         """Tell text, but for the white space at its end, which a marker may follow."""
@@ -163,27 +162,27 @@ class MarkedParser:
 
     # ------------------------------------------------------------------ calls
 
-    def _open(self, opening: str) -> bool:
+    def _open(self, marker: str, events: list[Event]) -> bool:
         """Begin the section behind a marker; False where its first character is still to come."""
         if self._buffer.isspace():
             return False
-        marker = opening.lstrip()
         ways = self._sections[marker] if marker else self._bare or {}
         section_of = self._choose(ways, self._buffer)
         self._opening = None
+        self._bare = None
         if section_of is None:
-            self._held += opening
-            return True
-        self._section = section_of(
-            SectionStart(
-                opening=opening,
-                index=self._num_calls,
-                names=None if marker else self._functions.keys(),
-                parameters=self._functions,
+            events.append(Content(self._held + marker))
+            self._after_marker = False
+        else:
+            self._section = section_of(
+                SectionStart(
+                    opening=self._held + marker,
+                    index=self._num_calls,
+                    names=None if marker else self._functions.keys(),
+                    parameters=self._functions,
+                )
             )
-        )
-        if not self._is_reasoning:
-            self._bare = None
+        self._held = ""
         return True
 
     @staticmethod
