@@ -7,6 +7,8 @@ OCTAVO := .venv/bin/octavo
 S      := .venv/.stamps
 MODEL  := smollm2-135m
 ARGS   :=
+SANITIZED := tests/kernels/test_cpu.py tests/kernels/test_cpu_kernels.py tests/kernels/test_program.py \
+             tests/kernels/test_contract.py tests/kernels/test_cpu_sampling.py
 
 # The lock wins over a constraint file that the user's pip configuration may name; -qq leaves only
 # errors to print; a relative path, because pip splits the variable at spaces.
@@ -23,7 +25,7 @@ endif
 
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help demo serve test test-slow check format bench model clean
+.PHONY: help demo serve test test-slow sanitize check format bench bench-peers model clean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
@@ -45,6 +47,16 @@ test-slow: $(S)/test model  ## run the long tests
 	$(call say,Testing, the long ones)
 	@$(PY) -m pytest -q -m slow $(ARGS)
 
+sanitize: $(S)/test  ## the kernel tests under AddressSanitizer and UBSan (GCC)
+	$(call say,Building with sanitizers)
+	@PATH="$$PWD/.venv/bin:$$PATH" cmake -S . -B build/sanitize -G Ninja -DPython_EXECUTABLE="$$PWD/$(PY)" \
+	  -DOCTAVO_SANITIZE=ON -DCMAKE_BUILD_TYPE=Release >/dev/null
+	@PATH="$$PWD/.venv/bin:$$PATH" ninja -C build/sanitize --quiet
+	$(call say,Testing the kernels)
+	@ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so)" \
+	  $(PY) scripts/sanitized_tests.py -q -m "not slow" $(or $(ARGS),$(SANITIZED))
+
 check: $(S)/dev  ## lint, formatting and types
 	$(call say,Checking)
 	@$(PY) -m ruff check .
@@ -61,6 +73,10 @@ bench: $(S)/octavo model  ## throughput and latency on this machine
 	$(call say,Measuring)
 	@$(OCTAVO) bench throughput $(ARGS)
 	@$(OCTAVO) bench latency $(ARGS)
+
+bench-peers: $(S)/octavo model  ## other engines beside Octavo (ARGS="--online"; installs several GB)
+	$(call say,Measuring)
+	@$(PY) benchmarks/peers.py $(ARGS)
 
 model: $(S)/octavo  ## fetch the default model
 	@path=$$($(OCTAVO) pull $(MODEL)) && echo "==> Model: $$path"

@@ -8,11 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from octavo.contracts.beam_search_params import BeamSearchParams
     from octavo.contracts.messages import CompletionOutput, Logprob, RequestOutput
     from octavo.contracts.pooling_params import PoolingParams
-    from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
+    from octavo.contracts.sampling_params import (
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+    )
+    from octavo.contracts.structured_outputs import StructuredOutputsParams
     from octavo.engine.llm_engine import LLMEngine
     from octavo.entrypoints.llm import LLM
+    from octavo.sample.logits_processor import BatchUpdate, LogitsProcessor
     from octavo.version import __version__
 
 _LAZY = {
@@ -20,6 +27,11 @@ _LAZY = {
     "LLMEngine": "octavo.engine.llm_engine",
     "SamplingParams": "octavo.contracts.sampling_params",
     "RequestOutputKind": "octavo.contracts.sampling_params",
+    "StructuredOutputsParams": "octavo.contracts.structured_outputs",
+    "RepetitionDetectionParams": "octavo.contracts.sampling_params",
+    "BeamSearchParams": "octavo.contracts.beam_search_params",
+    "LogitsProcessor": "octavo.sample.logits_processor",
+    "BatchUpdate": "octavo.sample.logits_processor",
     "PoolingParams": "octavo.contracts.pooling_params",
     "RequestOutput": "octavo.contracts.messages",
     "CompletionOutput": "octavo.contracts.messages",
@@ -29,13 +41,18 @@ _LAZY = {
 
 __all__ = [
     "LLM",
+    "BatchUpdate",
+    "BeamSearchParams",
     "CompletionOutput",
     "LLMEngine",
+    "LogitsProcessor",
     "Logprob",
     "PoolingParams",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -1,7 +1,7 @@
 """The few environment variables. Everything else is configuration (`octavo.config`).
 
     OCTAVO_HOME        cache folder of models and state (default: XDG cache home / octavo)
-    OCTAVO_CPU_ISA     caps the CPU kernel tier: scalar, avx2, avx512, avx512_bf16; neon
+    OCTAVO_CPU_ISA     caps the kernel tier: scalar, avx2, avx512, avx512_vnni, avx512_bf16; neon
     OCTAVO_API_KEY     keys of `octavo serve`, separated by commas
     OCTAVO_LOG_LEVEL   level of the log on stderr (default WARNING)
     OCTAVO_CHECK       1: check the scheduler's invariants after every step (the tests do)

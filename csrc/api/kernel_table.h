@@ -1,6 +1,6 @@
 // The kernels as a table of function pointers: filled by the scalar tier, overlaid by every tier
-// that the machine supports (dispatch/). Arrays are indexed by DType of weights, activations and
-// cache.
+// that the machine supports (dispatch/). Arrays are indexed by WeightFormat, and by DType of
+// activations and cache. Where a format is float32 or bfloat16, that is the activations' type, too.
 #pragma once
 
 #include "api/types.h"
@@ -29,6 +29,18 @@ struct LogitsArgs {
   float soft_cap;  // 0: none
 };
 
+// The best column of each row, per thread: value and id [num_threads][ld].
+struct ArgmaxPartials {
+  float* values;
+  std::int32_t* ids;
+  std::int64_t ld;
+};
+
+struct ArgmaxArgs {
+  LogitsArgs logits;  // out: [rows, 2] float32, column and value
+  const ArgmaxPartials* partials;
+};
+
 struct QkvArgs {
   const Buffer* x;
   const LinearWeight* weight;
@@ -53,8 +65,9 @@ struct AttentionArgs {
   KvView kv;
   HeadShape heads;
   float scale;
-  float soft_cap;  // 0: none
-  int window;      // 0: none
+  float soft_cap;      // 0: none
+  int window;          // 0: none
+  const float* sinks;  // [num_heads], or null
   const AttentionPartials* partials;
   std::int64_t partial_rows;  // how many they hold
 };
@@ -62,16 +75,32 @@ struct AttentionArgs {
 struct NormArgs {
   const Buffer* x;
   const float* weight;     // padded with zeros
-  const Buffer* residual;  // null: rms_norm, else rms_norm_add. May be the same memory as out.
+  const float* bias;       // of layer_norm, padded with zeros
+  const Buffer* residual;  // of rms_norm_add. May be the same memory as out.
   const Buffer* out;
   int width;
   float eps;
   float offset;
 };
 
+// Activations as a quantized weight reads them: a Buffer of float32 whose rows hold, for
+// groups = k_padded / group,
+//   int8 codes[k_padded]; float scales[groups]; corrections[groups]
+// with x = scale * code. A correction is int32 -zero_point * (sum of the group's codes), or, for
+// weights with minima, float32 scale * (sum of the group's codes).
+struct QuantizeArgs {
+  const Buffer* x;
+  const Buffer* out;
+  int k;
+  int k_padded;
+  int group;
+  int zero_point;
+  bool has_min;
+};
+
 struct EmbeddingArgs {
-  TableWeight table;           // or
-  const LinearWeight* weight;  // panels of a tied head, where not null
+  TableWeight table;           // rows, or
+  const LinearWeight* weight;  // panels
   const Buffer* out;
   int width;
   float scale;
@@ -80,18 +109,26 @@ struct EmbeddingArgs {
 struct KernelTable {
   const char* tier;
 
-  void (*linear[kNumDTypes])(const LinearArgs&, const Task&);
-  void (*gated_linear[kNumDTypes])(const GatedArgs&, const Task&);
-  void (*logits[kNumDTypes])(const LogitsArgs&, const Task&);
+  void (*linear[kNumWeightFormats])(const LinearArgs&, const Task&);
+  void (*gated_linear[kNumWeightFormats][kNumDTypes])(const GatedArgs&, const Task&);
+  void (*logits[kNumWeightFormats])(const LogitsArgs&, const Task&);
+  // The second call, after a barrier, takes the best of what the threads found.
+  void (*argmax[kNumWeightFormats])(const ArgmaxArgs&, const Task&);
+  void (*argmax_merge)(const ArgmaxArgs&, const Task&);
   // Split by rows: all in the first call. Otherwise the second call finishes heads after a barrier.
-  void (*qkv_project[kNumDTypes])(const QkvArgs&, const Task&);
+  void (*qkv_project[kNumWeightFormats][kNumDTypes])(const QkvArgs&, const Task&);
   void (*qkv_finish[kNumDTypes])(const QkvArgs&, const Task&);
   // The second call finishes, after a barrier, what the first dealt out by chunks.
   void (*attention[kNumDTypes])(const AttentionArgs&, const Task&);
   void (*attention_merge[kNumDTypes])(const AttentionArgs&, const Task&);
+  // Whether there is anything to merge in this step.
+  bool (*attention_is_split)(const AttentionArgs&, const Task&);
   void (*rms_norm[kNumDTypes])(const NormArgs&, const Task&);
   void (*rms_norm_add)(const NormArgs&, const Task&);
-  void (*embedding[kNumDTypes])(const EmbeddingArgs&, const Task&);
+  void (*layer_norm[kNumDTypes])(const NormArgs&, const Task&);
+  void (*quantize[kNumDTypes])(const QuantizeArgs&, const Task&);
+  void (*embedding_rows[kNumDTypes])(const EmbeddingArgs&, const Task&);
+  void (*embedding_panels[kNumWeightFormats])(const EmbeddingArgs&, const Task&);
 
   // Bytes of scratch that one thread needs.
   std::int64_t (*gemm_scratch)(int panels_per_group);
@@ -121,6 +158,7 @@ constexpr int kMaxBlock = 64;
 void overlay_scalar(KernelTable& table);
 void overlay_avx2(KernelTable& table);
 void overlay_avx512(KernelTable& table);
+void overlay_avx512_vnni(KernelTable& table);
 void overlay_avx512_bf16(KernelTable& table);
 void overlay_neon(KernelTable& table);
 

@@ -11,6 +11,40 @@ using bf16 = std::uint16_t;  // bit pattern
 enum class DType : int { kF32 = 0, kBf16 = 1 };
 constexpr int kNumDTypes = 2;
 
+// How a linear weight is kept. Quantized values are scale * (code - zero_point) + min, with codes
+// from 0 on; products with int8 activations are summed as integers.
+enum class WeightFormat : int {
+  kF32 = 0,
+  kBf16 = 1,
+  kInt8 = 2,           // one scale per output; activations in groups of 64
+  kInt8G32 = 3,        // groups of 32 along K, as Q8_0, Q5_0
+  kInt8G32Min = 4,     // Q5_1, Q5_K
+  kInt8G16 = 5,        // Q6_K
+  kInt8G16Min = 6,     // rows of Q6_K beside rows of a format with minima
+  kInt4G32 = 7,        // Q4_0
+  kInt4G32Min = 8,     // Q4_1
+  kInt4G32MinF32 = 9,  // Q4_K
+};
+constexpr int kNumWeightFormats = 10;
+
+struct WeightTraits {
+  const char* name;
+  int bits;         // of a stored code
+  int group;        // K that share a scale: of the activations, and of the weight's output
+  int zero_point;   // of codes; 0 where there are minima
+  bool has_min;     // value = scale * code + min
+  int scale_bytes;  // of a scale and of a minimum: 2 float16, 4 float32; 0: one float per output
+};
+
+// Indexed by WeightFormat.
+constexpr WeightTraits kWeightTraits[kNumWeightFormats] = {
+    {"float32", 32, 0, 0, false, 0},     {"bfloat16", 16, 0, 0, false, 0},
+    {"int8", 8, 64, 128, false, 0},      {"int8_g32", 8, 32, 128, false, 2},
+    {"int8_g32_min", 8, 32, 0, true, 4}, {"int8_g16", 8, 16, 128, false, 4},
+    {"int8_g16_min", 8, 16, 0, true, 4}, {"int4_g32", 4, 32, 8, false, 2},
+    {"int4_g32_min", 4, 32, 0, true, 2}, {"int4_g32_min_f32", 4, 32, 0, true, 4},
+};
+
 enum class Activation : int { kSilu = 0, kGeluTanh = 1, kGelu = 2 };
 
 constexpr int kPanel = 32;      // output columns of one weight panel
@@ -28,13 +62,20 @@ struct Buffer {
   std::int64_t ld;
 };
 
-// A linear weight [n, k] in panels of 32 output columns, K in steps of `k_step` (1 for float32, 2
-// for bfloat16): [num_panels][k_padded / k_step][32][k_step]. A gated weight interleaves 16 gate
-// columns and the 16 up columns of the same outputs in each panel. `bias` [num_panels * 32] or
-// null.
+// A linear weight [n, k] in panels of 32 output columns, one after the other. A gated weight
+// interleaves 16 gate columns and the 16 up columns of the same outputs in each panel. A panel is
+//   float formats   [k_padded / k_step][32][k_step], k_step 1 for float32, 2 for bfloat16
+//   quantized       per group of K: codes, scales [32], minima [32] where the format has them; one
+//                   scale per output lies apart, in `scales` [num_panels * 32]. Codes of 8 bits:
+//                   [group / 4][32][4]. Of 4 bits: [group / 8][32][4] bytes, whose low nibbles are
+//                   the first half of the group, the high ones the second.
+// `bias` [num_panels * 32] or null.
 struct LinearWeight {
   const void* panels;
+  const float* scales;
   const float* bias;
+  std::int64_t panel_bytes;
+  WeightFormat format;
   int n;
   int k;
   int k_padded;
@@ -97,12 +138,14 @@ struct StepView {
 };
 
 // A thread's share of one op. `by_rows`: threads own ranges of rows through a chain of ops;
-// otherwise linear ops split output columns and row-wise ops split rows.
+// otherwise linear ops split output columns and row-wise ops split rows. `replicated`: there are
+// values of which every thread has a copy (runtime/program.h); no kernel asks.
 struct Task {
   int thread;
   int num_threads;
   int rows;
   bool by_rows;
+  bool replicated;
   char* scratch;  // of this thread, 64-byte aligned
   const StepView* step;
 };

@@ -1,6 +1,7 @@
 #include "runtime/program.h"
 
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -19,8 +20,16 @@ StepArrays::Array view(const Int32Array& a) {
 void run(Program& self, const Int32Array& token_ids, const Int32Array& positions,
          const Int32Array& query_start, const Int32Array& seq_lens,
          const std::vector<Int32Matrix>& block_tables, const std::vector<Int32Array>& slot_mapping,
-         const Int32Array& logit_rows, const std::map<std::string, AnyMatrix>& extra) {
+         const Int32Array& logit_rows, const std::map<std::string, AnyMatrix>& extra,
+         const std::optional<std::vector<std::string>>& outputs,
+         const std::optional<Int64Array>& counter_targets) {
   StepArrays step;
+  step.wants_all = !outputs.has_value();
+  if (outputs) step.wanted = *outputs;
+  if (counter_targets) {
+    step.targets = counter_targets->data();
+    step.num_targets = static_cast<std::int64_t>(counter_targets->size());
+  }
   step.token_ids = view(token_ids);
   step.positions = view(positions);
   step.query_start = view(query_start);
@@ -53,12 +62,28 @@ nb::object tap_array(const Program::Tap& tap) {
 
 nb::dict taps(const Program& self) {
   nb::dict result;
-  for (const auto& [name, value] : self.taps()) {
-    const Program::Tap tap = self.tap(value);
+  for (const auto& [name, tap] : self.taps()) {
     result[name.c_str()] =
         tap.dtype == DType::kF32 ? tap_array<float>(tap) : tap_array<std::uint16_t>(tap);
   }
   return result;
+}
+
+template <class T>
+nb::object host_array(const HostRows& rows) {
+  const std::size_t shape[2] = {static_cast<std::size_t>(rows.rows),
+                                static_cast<std::size_t>(rows.width)};
+  const std::int64_t strides[2] = {rows.ld, 1};
+  return nb::cast(nb::ndarray<nb::numpy, T>(rows.data, 2, shape, nb::none(), strides),
+                  nb::rv_policy::reference);
+}
+
+// `function` is given a view of the rows, which is good for as long as it runs.
+int host_call(Program& self, int x, const nb::callable& function) {
+  return self.host_call(x, [function](const HostRows& rows) {
+    const nb::gil_scoped_acquire acquire;
+    function(rows.dtype == DType::kF32 ? host_array<float>(rows) : host_array<std::uint16_t>(rows));
+  });
 }
 
 Activation parse_activation(const std::string& name) {
@@ -98,8 +123,16 @@ void bind_recording(nb::class_<Program>& program) {
           },
           nb::arg("x"), nb::arg("weight"), nb::arg("kv"), nb::arg("heads"), nb::arg("rope").none(),
           nb::arg("norm").none())
-      .def("attention", &Program::attention, "window 0, soft_cap 0: none.")
+      .def("attention", &Program::attention, nb::arg("q"), nb::arg("kv"), nb::arg("heads"),
+           nb::arg("scale"), nb::arg("window"), nb::arg("soft_cap"), nb::arg("sinks").none(),
+           "window 0, soft_cap 0: none.")
+      .def("layer_norm", &Program::layer_norm, nb::arg("x"), nb::arg("weight"),
+           nb::arg("bias").none(), nb::arg("eps"))
       .def("logits", &Program::logits, "soft_cap 0: none.")
+      .def("argmax", &Program::argmax, "soft_cap 0: none.")
+      .def("host_call", host_call)
+      .def("signal", &Program::signal)
+      .def("wait", &Program::wait)
       .def("finish", &Program::finish);
 }
 
@@ -130,6 +163,14 @@ void bind_program(nb::module_& m) {
              float offset) { new (self) HeadNorm{std::move(q), std::move(k), eps, offset}; },
           nb::arg("q"), nb::arg("k"), nb::arg("eps"), nb::arg("offset"));
 
+  nb::class_<Counters>(m, "Counters", "What a program signals, and waits for.")
+      .def("__len__", &Counters::size)
+      .def("value", &Counters::value)
+      .def("add", &Counters::add)
+      .def("wait", &Counters::wait, nb::call_guard<nb::gil_scoped_release>(),
+           "seconds negative: never gives up.")
+      .def("cancel", &Counters::cancel);
+
   auto program = nb::class_<Program>(m, "Program", "A recorded forward.");
   program.def(
       "__init__",
@@ -145,8 +186,10 @@ void bind_program(nb::module_& m) {
               nb::arg("query_start").noconvert(), nb::arg("seq_lens").noconvert(),
               nb::arg("block_tables").noconvert(), nb::arg("slot_mapping").noconvert(),
               nb::arg("logit_rows").noconvert(), nb::arg("extra").noconvert(),
+              nb::arg("outputs").none(), nb::arg("counter_targets").noconvert().none(),
               "One step. Releases the GIL.");
   program.def("taps", taps, "Named outputs of the last run: views, overwritten by the next.");
+  program.def_prop_ro("counters", &Program::counters);
   program.def_prop_ro("nbytes", &Program::bytes);
   program.def("set_profiling", &Program::set_profiling);
   program.def("profile", &Program::profile, "(op, seconds) in order, then ('wait', seconds).");

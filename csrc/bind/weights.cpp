@@ -2,8 +2,10 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+
 #include "bind/bindings.h"
-#include "pack/dequantize.h"
+#include "pack/block_formats.h"
 #include "runtime/error.h"
 #include "runtime/kv_cache.h"
 
@@ -12,16 +14,38 @@ namespace octavo {
 using ByteMatrix = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+namespace {
+
+WeightFormat parse_weight_format(const char* name) {
+  for (int i = 0; i < kNumWeightFormats; ++i) {
+    if (std::strcmp(name, kWeightTraits[i].name) == 0) return static_cast<WeightFormat>(i);
+  }
+  throw Error(std::string("unknown weight format '") + name + "'");
+}
+
+SourceBlocks source_blocks(const char* name, const ByteMatrix& rows) {
+  const BlockFormat* format = find_block_format(name);
+  require(format != nullptr, "unknown block format");
+  const auto row_bytes = static_cast<std::int64_t>(rows.shape(1));
+  require(row_bytes % format->bytes == 0, "rows are not whole blocks");
+  return {format, rows.data(), static_cast<std::int64_t>(rows.shape(0)), row_bytes / format->bytes};
+}
+
+}  // namespace
+
 void bind_weights(nb::module_& m) {
   nb::class_<PackedLinear>(m, "PackedLinear")
       .def(
           "__init__",
-          [](PackedLinear* self, Device& d, const char* dtype, std::int64_t n, std::int64_t k,
-             bool gated,
-             bool bias) { new (self) PackedLinear(d.heap, parse_dtype(dtype), n, k, gated, bias); },
-          nb::arg("device"), nb::arg("dtype"), nb::arg("n"), nb::arg("k"), nb::arg("gated"),
+          [](PackedLinear* self, Device& d, const char* format, std::int64_t n, std::int64_t k,
+             bool gated, bool bias) {
+            new (self) PackedLinear(d.heap, parse_weight_format(format), n, k, gated, bias);
+          },
+          nb::arg("device"), nb::arg("format"), nb::arg("n"), nb::arg("k"), nb::arg("gated"),
           nb::arg("bias"))
       .def_prop_ro("nbytes", &PackedLinear::bytes)
+      .def("unload", &PackedLinear::unload)
+      .def("swap", &PackedLinear::swap)
       .def(
           "put_rows",
           [](PackedLinear& self, Device& d, std::int64_t first, const AnyMatrix& array) {
@@ -30,6 +54,15 @@ void bind_weights(nb::module_& m) {
             self.put_rows(*d.pool, first, rows);
           },
           nb::arg("device"), nb::arg("first"), nb::arg("rows").noconvert())
+      .def(
+          "put_blocks",
+          [](PackedLinear& self, Device& d, std::int64_t first, const char* format,
+             const ByteMatrix& rows) {
+            const SourceBlocks blocks = source_blocks(format, rows);
+            const nb::gil_scoped_release release;
+            self.put_blocks(*d.pool, first, blocks);
+          },
+          nb::arg("device"), nb::arg("first"), nb::arg("format"), nb::arg("rows").noconvert())
       .def(
           "put_bias",
           [](PackedLinear& self, std::int64_t first, const FloatArray& bias) {
@@ -40,16 +73,14 @@ void bind_weights(nb::module_& m) {
   m.def(
       "dequantize",
       [](Device& d, const char* name, const ByteMatrix& rows, const OutMatrix& out) {
-        const BlockFormat* format = find_block_format(name);
-        require(format != nullptr, "unknown block format");
-        const auto n = static_cast<std::int64_t>(rows.shape(0));
-        const auto blocks = static_cast<std::int64_t>(rows.shape(1)) / format->bytes;
-        require(static_cast<std::int64_t>(rows.shape(1)) == blocks * format->bytes &&
-                    static_cast<std::int64_t>(out.shape(0)) == n &&
-                    static_cast<std::int64_t>(out.shape(1)) == blocks * format->values,
-                "rows are not whole blocks, or out has another shape");
+        const SourceBlocks blocks = source_blocks(name, rows);
+        const std::int64_t columns = blocks.blocks_per_row * blocks.format->values;
+        require(static_cast<std::int64_t>(out.shape(0)) == blocks.rows &&
+                    static_cast<std::int64_t>(out.shape(1)) == columns,
+                "out has another shape than the rows");
         const nb::gil_scoped_release release;
-        dequantize(*d.pool, *format, rows.data(), n, blocks, out.data());
+        dequantize(*d.pool, *blocks.format, blocks.data, blocks.rows, blocks.blocks_per_row,
+                   out.data());
       },
       nb::arg("device"), nb::arg("format"), nb::arg("rows").noconvert(), nb::arg("out").noconvert(),
       "Rows of GGUF blocks to float32.");
@@ -63,6 +94,8 @@ void bind_weights(nb::module_& m) {
           },
           nb::arg("device"), nb::arg("dtype"), nb::arg("rows"), nb::arg("columns"))
       .def_prop_ro("nbytes", &PackedTable::bytes)
+      .def("unload", &PackedTable::unload)
+      .def("swap", &PackedTable::swap)
       .def(
           "put_rows",
           [](PackedTable& self, Device& d, std::int64_t first, const AnyMatrix& array) {
@@ -78,7 +111,9 @@ void bind_weights(nb::module_& m) {
           [](PackedVector* self, const FloatArray& data) {
             new (self) PackedVector(data.data(), static_cast<std::int64_t>(data.size()));
           },
-          nb::arg("data").noconvert());
+          nb::arg("data").noconvert())
+      .def("unload", &PackedVector::unload)
+      .def("swap", &PackedVector::swap);
 
   using FloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
   nb::class_<RopeTable>(m, "RopeTable")

@@ -27,10 +27,10 @@ CpuFeatures detect_cpu_features() {
   if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27)) return f;  // OSXSAVE
   const std::uint64_t saved = xgetbv0();
   const bool ymm = (saved & 0x06) == 0x06, zmm = (saved & 0xe6) == 0xe6;
-  const bool fma = bit(c, 12), avx = bit(c, 28);
+  const bool fma = bit(c, 12), avx = bit(c, 28), half = bit(c, 29);
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
   const unsigned max_subleaf = a;
-  f.avx2 = ymm && avx && fma && bit(b, 5);
+  f.avx2 = ymm && avx && fma && half && bit(b, 5);
   f.avx512 = f.avx2 && zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);
   f.avx512_vnni = f.avx512 && bit(c, 11);
   if (max_subleaf >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {

@@ -9,7 +9,7 @@ namespace {
 
 struct Tier {
   const char* name;
-  int rank;  // a cap admits ranks up to that of the tier it names; rank 3 is AVX-512 VNNI's
+  int rank;  // a cap admits ranks up to that of the tier it names
   bool supported;
   void (*overlay)(KernelTable&);
 };
@@ -22,6 +22,7 @@ std::vector<Tier> known_tiers() {
 #if defined(__x86_64__)
       {"avx2", 1, cpu.avx2, overlay_avx2},
       {"avx512", 2, cpu.avx512, overlay_avx512},
+      {"avx512_vnni", 3, cpu.avx512_vnni, overlay_avx512_vnni},
       {"avx512_bf16", 4, cpu.avx512_bf16, overlay_avx512_bf16},
 #elif defined(__aarch64__)
       {"neon", 1, cpu.neon, overlay_neon},

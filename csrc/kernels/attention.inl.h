@@ -56,8 +56,9 @@ struct AttentionPlan {
   bool by_chunks = false;
 };
 
+constexpr int kFewItems = 4;  // per thread: fewer than that are dealt out by chunks
+
 OCTAVO_INLINE AttentionPlan plan_attention(const AttentionArgs& args, const Task& task) {
-  constexpr int kFewItems = 4;  // per thread
   AttentionPlan plan;
   for_each_item(args, *task.step, [&](const ItemRef& item, int chunks, std::int64_t cost) {
     plan.items += 1;
@@ -69,6 +70,15 @@ OCTAVO_INLINE AttentionPlan plan_attention(const AttentionArgs& args, const Task
   plan.by_chunks = task.num_threads > 1 && plan.items <= kFewItems * task.num_threads &&
                    plan.chunks > plan.items && plan.rows <= args.partial_rows;
   return plan;
+}
+
+// Whether `attention_merge` has anything to do. Looks at a few items of large steps only.
+inline bool attention_is_split(const AttentionArgs& args, const Task& task) {
+  std::int64_t items = 0;
+  for_each_item(args, *task.step, [&](const ItemRef&, int, std::int64_t) {
+    return ++items <= kFewItems * task.num_threads;
+  });
+  return items <= kFewItems * task.num_threads && plan_attention(args, task).by_chunks;
 }
 
 OCTAVO_INLINE ChunkPages chunk_pages(const AttentionArgs& args, const StepView& step,

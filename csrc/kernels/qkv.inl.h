@@ -112,36 +112,36 @@ OCTAVO_INLINE int panels_per_head_group(int head_dim) {
   return head_dim / a;
 }
 
-template <class E>
+template <class G, class E>
 void qkv_project(const QkvArgs& args, const Task& task) {
   float* tile = reinterpret_cast<float*>(task.scratch);
   const LinearWeight& w = *args.weight;
   if (!task.by_rows) {
-    gemm<E>(*args.x, w, gemm_range(task, w.num_panels, 1), 1, tile,
-            [&](int row, int count, int panel, int, const float* c, std::int64_t ldc) {
-              for (int i = 0; i < count; ++i) {
-                float* out = row_of<float>(*args.raw, row + i) + panel * kPanel;
-                OCTAVO_UNROLL for (int j = 0; j < kPanel; j += kLanes) {
-                  store(out + j, load(c + i * ldc + j));
-                }
-              }
-            });
+    gemm(G(*args.x, w), gemm_range(task, w.num_panels, 1), 1, tile,
+         [&](int row, int count, int panel, int, const float* c, std::int64_t ldc) {
+           for (int i = 0; i < count; ++i) {
+             float* out = row_of<float>(*args.raw, row + i) + panel * kPanel;
+             OCTAVO_UNROLL for (int j = 0; j < kPanel; j += kLanes) {
+               store(out + j, load(c + i * ldc + j));
+             }
+           }
+         });
     return;
   }
   const int dim = args.heads.head_dim;
   const int num_heads = args.heads.num_heads + 2 * args.heads.num_kv_heads;
   const int group = panels_per_head_group(dim);
   const GemmRange range = gemm_range(task, w.num_panels, group);
-  gemm<E>(*args.x, w, range, group, tile,
-          [&](int row, int count, int panel, int panels, const float* c, std::int64_t ldc) {
-            const int first = panel * kPanel / dim;
-            const int end = first + panels * kPanel / dim;
-            for (int i = 0; i < count; ++i) {
-              for (int h = first; h < end && h < num_heads; ++h) {
-                finish_head<E>(args, *task.step, row + i, h, c + i * ldc + (h - first) * dim);
-              }
-            }
-          });
+  gemm(G(*args.x, w), range, group, tile,
+       [&](int row, int count, int panel, int panels, const float* c, std::int64_t ldc) {
+         const int first = panel * kPanel / dim;
+         const int end = first + panels * kPanel / dim;
+         for (int i = 0; i < count; ++i) {
+           for (int h = first; h < end && h < num_heads; ++h) {
+             finish_head<E>(args, *task.step, row + i, h, c + i * ldc + (h - first) * dim);
+           }
+         }
+       });
   for (int row = range.row_begin; row < range.row_end; ++row) zero_query_padding<E>(args, row);
 }
 

@@ -56,10 +56,67 @@ inline void rms_norm_add(const NormArgs& args, const Task& task) {
   }
 }
 
-// E is the table's element type. A tied head is gathered from its panels, one column each.
+// The sum of f(x) over a row, in vectors: four chains, combined in one order. Lanes past the width
+// are given `fill`.
+template <class F>
+OCTAVO_INLINE float sum_of_row(const float* x, int width, float fill, F&& f) {
+  F32 s[4] = {set1(0.0f), set1(0.0f), set1(0.0f), set1(0.0f)};
+  const int whole = width / kLanes * kLanes;
+  for (int j = 0; j < whole; j += kLanes) {
+    const int chain = j / kLanes % 4;
+    s[chain] = add(s[chain], f(load(x + j)));
+  }
+  if (whole < width) {
+    alignas(64) float rest[kLanes];
+    for (int j = 0; j < kLanes; ++j) rest[j] = whole + j < width ? x[whole + j] : fill;
+    s[0] = add(s[0], f(load(rest)));
+  }
+  return reduce_add(add(add(s[0], s[1]), add(s[2], s[3])));
+}
+
 template <class E>
-void embedding(const EmbeddingArgs& args, const Task& task) {
+void layer_norm(const NormArgs& args, const Task& task) {
+  const int padded = round_up(args.width, kColumnPad);
+  const float width = static_cast<float>(args.width);
+  int begin, end;
+  split_rows(task, &begin, &end);
+  for (int row = begin; row < end; ++row) {
+    const float* x = row_of<float>(*args.x, row);
+    typename E::T* out = row_of<typename E::T>(*args.out, row);
+    const float mean = sum_of_row(x, args.width, 0.0f, [](F32 v) { return v; }) / width;
+    const F32 center = set1(mean);
+    const float square = sum_of_row(x, args.width, mean, [&](F32 v) {
+      const F32 d = sub(v, center);
+      return mul(d, d);
+    });
+    const F32 inverse = div(set1(1.0f), vsqrt(set1(square / width + args.eps)));
+    for (int j = 0; j < padded; j += kLanes) {
+      const F32 y = mul(mul(sub(load(x + j), center), inverse), load(args.weight + j));
+      E::narrow(out + j, args.bias ? add(y, load(args.bias + j)) : y);
+    }
+  }
+}
+
+// E is the table's element type.
+template <class E>
+void embedding_rows(const EmbeddingArgs& args, const Task& task) {
+  const int padded = round_up(args.width, kColumnPad);
+  const F32 scale = set1(args.scale);
+  int begin, end;
+  split_rows(task, &begin, &end);
+  for (int row = begin; row < end; ++row) {
+    const std::int64_t token = task.step->token_ids[row];
+    const auto* src = static_cast<const typename E::T*>(args.table.data) + token * args.table.ld;
+    float* out = row_of<float>(*args.out, row);
+    for (int j = 0; j < padded; j += kLanes) store(out + j, mul(E::widen(src + j), scale));
+  }
+}
+
+// Gathered from the panels of a linear weight, one column each.
+template <class E>
+void embedding_panels(const EmbeddingArgs& args, const Task& task) {
   using T = typename E::T;
+  const LinearWeight& w = *args.weight;
   const int padded = round_up(args.width, kColumnPad);
   const F32 scale = set1(args.scale);
   alignas(64) T column[kColumnPad];
@@ -68,12 +125,6 @@ void embedding(const EmbeddingArgs& args, const Task& task) {
   for (int row = begin; row < end; ++row) {
     const std::int64_t token = task.step->token_ids[row];
     float* out = row_of<float>(*args.out, row);
-    if (!args.weight) {
-      const T* src = static_cast<const T*>(args.table.data) + token * args.table.ld;
-      for (int j = 0; j < padded; j += kLanes) store(out + j, mul(E::widen(src + j), scale));
-      continue;
-    }
-    const LinearWeight& w = *args.weight;
     const T* src = static_cast<const T*>(w.panels) + token / kPanel * kPanel * w.k_padded +
                    token % kPanel * E::kStep;
     for (int k = 0; k < padded; k += kColumnPad) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "runtime/error.h"
 
@@ -9,7 +10,12 @@ namespace octavo {
 namespace {
 
 constexpr std::int64_t kMaxDim = 1 << 30;
+constexpr std::int64_t kMaxQuantizedK = 1 << 17;  // int32 sums of int8 products stay exact
 constexpr int kHalfPanel = kPanel / 2;
+
+bool is_quantized(WeightFormat format) {
+  return format != WeightFormat::kF32 && format != WeightFormat::kBf16;
+}
 
 std::int64_t round_to(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
@@ -87,24 +93,52 @@ bf16 to_bf16(float x) {
 
 std::int64_t element_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
-PackedLinear::PackedLinear(WeightHeap& heap, DType dtype, std::int64_t n, std::int64_t k,
+PackedLinear::PackedLinear(WeightHeap& heap, WeightFormat format, std::int64_t n, std::int64_t k,
                            bool gated, bool bias)
-    : dtype_(dtype), gated_(gated) {
+    : gated_(gated) {
   check_dims(n, k);
   require(!gated || n % 2 == 0, "a gated weight needs as many gate rows as up rows");
+  const WeightTraits& traits = traits_of(format);
+  const bool quantized = is_quantized(format);
+  require(!quantized || k <= kMaxQuantizedK, "a quantized weight has at most 2^17 inputs");
   const std::int64_t columns = gated ? round_to(n / 2, kHalfPanel) * 2 : round_to(n, kPanel);
+  const std::int64_t step = quantized                       ? std::max(kColumnPad, traits.group)
+                            : format == WeightFormat::kBf16 ? 2
+                                                            : 1;
+  weight_.format = format;
   weight_.n = static_cast<int>(n);
   weight_.k = static_cast<int>(k);
-  weight_.k_padded = static_cast<int>(dtype == DType::kBf16 ? round_to(k, 2) : k);
+  weight_.k_padded = static_cast<int>(round_to(k, step));
   weight_.num_panels = static_cast<int>(columns / kPanel);
-  panels_ = heap.allocate(columns * weight_.k_padded * element_bytes(dtype));
+  weight_.panel_bytes = quantized ? quantized_panel_bytes(traits, weight_.k_padded)
+                                  : std::int64_t{kPanel} * weight_.k_padded * traits.bits / 8;
+  panels_ = heap.allocate(weight_.num_panels * weight_.panel_bytes);
   weight_.panels = panels_.data;
+  if (quantized && traits.scale_bytes == 0) scales_.assign(columns, 0.0f);
+  weight_.scales = scales_.empty() ? nullptr : scales_.data();
   if (bias) bias_.assign(columns, 0.0f);
   weight_.bias = bias ? bias_.data() : nullptr;
 }
 
 std::int64_t PackedLinear::bytes() const {
-  return panels_.bytes + static_cast<std::int64_t>(bias_.size() * sizeof(float));
+  const std::size_t floats = scales_.size() + bias_.size();
+  return panels_.bytes + static_cast<std::int64_t>(floats * sizeof(float));
+}
+
+void PackedLinear::unload() {
+  panels_ = {};
+  weight_.panels = nullptr;
+}
+
+void PackedLinear::swap(PackedLinear& other) {
+  require(weight_.format == other.weight_.format && gated_ == other.gated_ &&
+              weight_.n == other.weight_.n && weight_.k == other.weight_.k &&
+              bias_.size() == other.bias_.size(),
+          "linear weights that are swapped must have one format and one shape");
+  std::swap(weight_, other.weight_);
+  std::swap(panels_, other.panels_);
+  std::swap(scales_, other.scales_);
+  std::swap(bias_, other.bias_);
 }
 
 std::int64_t PackedLinear::column_of(std::int64_t row) const {
@@ -114,41 +148,75 @@ std::int64_t PackedLinear::column_of(std::int64_t row) const {
   return i / kHalfPanel * kPanel + i % kHalfPanel + (row < half ? 0 : kHalfPanel);
 }
 
-void PackedLinear::put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows) {
-  require(
-      rows.columns == weight_.k && first >= 0 && rows.rows >= 0 && first + rows.rows <= weight_.n,
-      "rows do not fit the linear weight");
-  // Runs of rows that are neighbours in one panel.
-  struct Run {
-    std::int64_t source, column;
-    int count;
-  };
+std::vector<PackedLinear::Run> PackedLinear::runs_of(std::int64_t first, std::int64_t rows) const {
   std::vector<Run> runs;
-  for (std::int64_t i = 0; i < rows.rows;) {
+  for (std::int64_t i = 0; i < rows;) {
     const std::int64_t column = column_of(first + i);
     int count = 1;
-    while (i + count < rows.rows && (column + count) % kPanel != 0 &&
+    while (i + count < rows && (column + count) % kPanel != 0 &&
            column_of(first + i + count) == column + count) {
       ++count;
     }
     runs.push_back({i, column, count});
     i += count;
   }
-  const std::int64_t panel_elems = static_cast<std::int64_t>(weight_.k_padded) * kPanel;
+  return runs;
+}
+
+// pack(run, panel) of every run, on all threads.
+template <class Pack>
+void PackedLinear::pack_runs(ThreadPool& pool, std::int64_t first, std::int64_t rows,
+                             const Pack& pack) {
+  const std::vector<Run> runs = runs_of(first, rows);
   const std::int64_t num_runs = static_cast<std::int64_t>(runs.size());
   pool.run([&](int thread) {
     const std::int64_t begin = num_runs * thread / pool.num_threads();
     const std::int64_t end = num_runs * (thread + 1) / pool.num_threads();
     for (std::int64_t r = begin; r < end; ++r) {
-      const Run& run = runs[r];
-      const std::int64_t panel = run.column / kPanel * panel_elems, c = run.column % kPanel;
-      if (dtype_ == DType::kF32) {
-        float* out = reinterpret_cast<float*>(panels_.data) + panel + c;
-        pack_columns<float, 1>(rows, run.source, run.count, out);
-      } else {
-        bf16* out = reinterpret_cast<bf16*>(panels_.data) + panel + c * 2;
-        pack_columns<bf16, 2>(rows, run.source, run.count, out);
-      }
+      pack(runs[r], panels_.data + runs[r].column / kPanel * weight_.panel_bytes);
+    }
+  });
+}
+
+void PackedLinear::quantize_run(const SourceRows& rows, const Run& run, char* panel) {
+  std::vector<float> values(rows.columns);
+  for (int i = 0; i < run.count; ++i) {
+    const std::int64_t column = run.column + i;
+    copy_row(rows, run.source + i, values.data());
+    quantize_row(traits_of(weight_.format), values.data(), rows.columns,
+                 static_cast<int>(column % kPanel), panel,
+                 scales_.empty() ? nullptr : &scales_[column]);
+  }
+}
+
+void PackedLinear::put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows) {
+  require(
+      rows.columns == weight_.k && first >= 0 && rows.rows >= 0 && first + rows.rows <= weight_.n,
+      "rows do not fit the linear weight");
+  pack_runs(pool, first, rows.rows, [&](const Run& run, char* panel) {
+    const std::int64_t c = run.column % kPanel;
+    if (weight_.format == WeightFormat::kF32) {
+      pack_columns<float, 1>(rows, run.source, run.count, reinterpret_cast<float*>(panel) + c);
+    } else if (weight_.format == WeightFormat::kBf16) {
+      pack_columns<bf16, 2>(rows, run.source, run.count, reinterpret_cast<bf16*>(panel) + c * 2);
+    } else {
+      quantize_run(rows, run, panel);
+    }
+  });
+}
+
+void PackedLinear::put_blocks(ThreadPool& pool, std::int64_t first, const SourceBlocks& blocks) {
+  const BlockFormat& format = *blocks.format;
+  const WeightTraits& traits = traits_of(weight_.format);
+  require(blocks.blocks_per_row * format.values == weight_.k && first >= 0 && blocks.rows >= 0 &&
+              first + blocks.rows <= weight_.n,
+          "rows do not fit the linear weight");
+  require(can_hold(traits, format), "the weight's format cannot hold these blocks exactly");
+  const std::int64_t row_bytes = blocks.blocks_per_row * format.bytes;
+  pack_runs(pool, first, blocks.rows, [&](const Run& run, char* panel) {
+    for (int i = 0; i < run.count; ++i) {
+      pack_blocks(traits, format, blocks.data + (run.source + i) * row_bytes, blocks.blocks_per_row,
+                  static_cast<int>(run.column % kPanel) + i, panel);
     }
   });
 }
@@ -165,9 +233,16 @@ PackedTable::PackedTable(WeightHeap& heap, DType dtype, std::int64_t rows, std::
   data_ = heap.allocate(rows * ld_ * element_bytes(dtype));
 }
 
+void PackedTable::swap(PackedTable& other) {
+  require(dtype_ == other.dtype_ && rows_ == other.rows_ && columns_ == other.columns_,
+          "embedding tables that are swapped must have one format and one shape");
+  std::swap(data_, other.data_);
+}
+
 void PackedTable::put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows) {
   require(rows.columns == columns_ && first >= 0 && rows.rows >= 0 && first + rows.rows <= rows_,
           "rows do not fit the embedding table");
+  require(is_loaded(), "this table is unloaded");
   pool.run([&](int thread) {
     const std::int64_t begin = rows.rows * thread / pool.num_threads();
     const std::int64_t end = rows.rows * (thread + 1) / pool.num_threads();
@@ -181,12 +256,16 @@ void PackedTable::put_rows(ThreadPool& pool, std::int64_t first, const SourceRow
   });
 }
 
-PackedVector::PackedVector(const float* data, std::int64_t size)
-    : size_(size),
-      region_(round_to(size, kColumnPad) * static_cast<std::int64_t>(sizeof(float)), false),
-      data_(reinterpret_cast<float*>(region_.data())) {
+PackedVector::PackedVector(const float* data, std::int64_t size) : size_(size) {
   check_dims(1, size);
-  std::copy(data, data + size, data_);
+  const auto item = static_cast<std::int64_t>(sizeof(float));
+  region_ = std::make_unique<Region>(round_to(size, kColumnPad) * item, false);
+  std::copy(data, data + size, reinterpret_cast<float*>(region_->data()));
+}
+
+void PackedVector::swap(PackedVector& other) {
+  require(size_ == other.size_, "vectors that are swapped must have one size");
+  std::swap(region_, other.region_);
 }
 
 RopeTable::RopeTable(const float* cos, const float* sin, std::int64_t positions, std::int64_t half,

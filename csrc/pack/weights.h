@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "api/types.h"
+#include "pack/quantized.h"
 #include "runtime/memory.h"
 #include "runtime/thread_pool.h"
 
@@ -24,31 +25,65 @@ struct SourceRows {
   std::int64_t ld;
 };
 
-class PackedLinear {
+// Rows of GGUF blocks, one after the other.
+struct SourceBlocks {
+  const BlockFormat* format;
+  const std::uint8_t* data;
+  std::int64_t rows;
+  std::int64_t blocks_per_row;
+};
+
+// Programs read weights through these objects, in every step anew: `swap` puts other weights of the
+// same kind and shape under a recorded program, `unload` frees the memory until something is
+// swapped in. Neither while a program runs.
+class Packed {
  public:
-  PackedLinear(WeightHeap& heap, DType dtype, std::int64_t n, std::int64_t k, bool gated,
+  virtual ~Packed() = default;
+  virtual bool is_loaded() const = 0;
+  virtual void unload() = 0;
+};
+
+class PackedLinear : public Packed {
+ public:
+  PackedLinear(WeightHeap& heap, WeightFormat format, std::int64_t n, std::int64_t k, bool gated,
                bool bias);
 
-  DType dtype() const { return dtype_; }
+  WeightFormat format() const { return weight_.format; }
   bool gated() const { return gated_; }
   const LinearWeight& weight() const { return weight_; }
   std::int64_t bytes() const;
+  bool is_loaded() const override { return panels_.data != nullptr; }
+  void unload() override;
+  void swap(PackedLinear& other);
 
   // Logical output rows [first, first + rows.rows). Gated: first all gate rows, then all up rows.
+  // Quantized formats round (pack/quantized.h).
   void put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows);
+  // The same for rows of GGUF blocks, whose values the format must hold exactly.
+  void put_blocks(ThreadPool& pool, std::int64_t first, const SourceBlocks& blocks);
   void put_bias(std::int64_t first, const float* bias, std::int64_t count);
 
  private:
-  std::int64_t column_of(std::int64_t row) const;  // among num_panels * 32
+  // Rows that are neighbours in one panel.
+  struct Run {
+    std::int64_t source, column;
+    int count;
+  };
 
-  DType dtype_;
+  std::int64_t column_of(std::int64_t row) const;  // among num_panels * 32
+  std::vector<Run> runs_of(std::int64_t first, std::int64_t rows) const;
+  template <class Pack>
+  void pack_runs(ThreadPool& pool, std::int64_t first, std::int64_t rows, const Pack& pack);
+  void quantize_run(const SourceRows& rows, const Run& run, char* panel);
+
   bool gated_;
   LinearWeight weight_{};
   Allocation panels_;
+  std::vector<float> scales_;
   std::vector<float> bias_;
 };
 
-class PackedTable {
+class PackedTable : public Packed {
  public:
   PackedTable(WeightHeap& heap, DType dtype, std::int64_t rows, std::int64_t columns);
 
@@ -57,6 +92,9 @@ class PackedTable {
   std::int64_t columns() const { return columns_; }
   TableWeight table() const { return {data_.data, ld_}; }
   std::int64_t bytes() const { return data_.bytes; }
+  bool is_loaded() const override { return data_.data != nullptr; }
+  void unload() override { data_ = {}; }
+  void swap(PackedTable& other);
 
   void put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows);
 
@@ -67,17 +105,19 @@ class PackedTable {
 };
 
 // float32, padded with zeros to whole vectors.
-class PackedVector {
+class PackedVector : public Packed {
  public:
   explicit PackedVector(const float* data, std::int64_t size);
 
   std::int64_t size() const { return size_; }
-  const float* data() const { return data_; }
+  const float* data() const { return reinterpret_cast<const float*>(region_->data()); }
+  bool is_loaded() const override { return region_ != nullptr; }
+  void unload() override { region_.reset(); }
+  void swap(PackedVector& other);
 
  private:
   std::int64_t size_;
-  Region region_;
-  float* data_;
+  std::unique_ptr<Region> region_;
 };
 
 class RopeTable {

@@ -1,9 +1,8 @@
 #include "runtime/program.h"
 
-#include <algorithm>
 #include <chrono>
+#include <utility>
 
-#include "runtime/arena.h"
 #include "runtime/error.h"
 
 namespace octavo {
@@ -15,10 +14,6 @@ constexpr std::int64_t kMaxPositions = 1 << 30;
 double now() {
   using Clock = std::chrono::steady_clock;
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-}
-
-std::int64_t padded_width(std::int64_t width) {
-  return (width + kColumnPad - 1) / kColumnPad * kColumnPad;
 }
 
 }  // namespace
@@ -34,111 +29,75 @@ Program::Program(std::shared_ptr<ThreadPool> pool, std::shared_ptr<const KernelT
   rules_.limits = limits;
 }
 
-int Program::root(int id) const {
-  while (values_[id]->shares >= 0) id = values_[id]->shares;
-  return id;
-}
-
-// A result that may take its residual's memory does so where nothing else reads the residual later.
-void Program::share_in_place() {
-  for (const auto& [residual, result] : in_place_) {
-    const Value& old = *values_[residual];
-    Value& next = *values_[result];
-    if (old.is_tap || old.last != next.first) continue;
-    const int target = root(residual);
-    Value& base = *values_[target];
-    next.shares = target;
-    base.last = std::max(base.last, next.last);
-    base.is_tap = base.is_tap || next.is_tap;
-    base.operand = base.operand || next.operand;
+void Program::check_weights() const {
+  for (const auto& weight : weights_) {
+    require(weight->is_loaded(), "a weight of this program is unloaded");
   }
 }
 
-bool Program::needs_barrier(std::size_t op, const bool by_rows[2]) const {
-  if (op == 0) return false;
-  const Op& a = ops_[op - 1];
-  const Op& b = ops_[op];
-  const bool chained = a.rows == b.rows && by_rows[static_cast<int>(a.rows)];
-  return !(chained && a.row_local && b.row_local);
-}
-
-void Program::plan_memory() {
-  const bool by_rows[2] = {true, true};
-  std::vector<int> epochs(ops_.size(), 0);
-  for (std::size_t i = 1; i < ops_.size(); ++i) {
-    epochs[i] = epochs[i - 1] + (needs_barrier(i, by_rows) ? 1 : 0);
-  }
-  std::vector<Lifetime> lifetimes;
-  std::vector<Value*> planned;
-  for (std::size_t id = 0; id < values_.size(); ++id) {
-    Value& v = *values_[id];
-    if (v.shares >= 0) continue;
-    v.buffer.ld = padded_width(v.info.width);
-    const std::int64_t item = element_bytes(v.info.dtype);
-    // Rows a multiple of 1 KB apart would fall into the same few cache sets.
-    if (v.operand && !v.is_tap && v.buffer.ld * item % 1024 == 0) v.buffer.ld += kColumnPad;
-    const std::int64_t bytes = v.max_rows * v.buffer.ld * item;
-    if (v.is_tap) {
-      auto region = std::make_shared<Region>(bytes, bytes >= (4 << 20));
-      v.buffer.data = region->data();
-      tap_memory_[static_cast<int>(id)] = std::move(region);
-    } else {
-      lifetimes.push_back({bytes, epochs[v.first], epochs[std::max(v.first, v.last)]});
-      planned.push_back(&v);
+void Program::check_inputs(const StepArrays& step) const {
+  for (const auto& [name, id] : inputs_) {
+    const Value& v = *values_[id];
+    const auto found = step.extra.find(name);
+    if (found == step.extra.end()) throw Error("step: input '" + name + "' is missing");
+    const StepArrays::Extra& x = found->second;
+    const bool fits = x.dtype == v.info.dtype || x.dtype == DType::kF32;  // rounded to bfloat16
+    if (x.rows != step.token_ids.size || x.columns != v.info.width || !fits) {
+      throw Error("step: input '" + name + "' must be [" + std::to_string(step.token_ids.size) +
+                  ", " + std::to_string(v.info.width) + "] of its declared dtype or float32");
     }
   }
-  const ArenaPlan plan = plan_arena(lifetimes);
-  const std::int64_t buffers = (plan.bytes + 4095) / 4096 * 4096;
-  scratch_bytes_ = (scratch_bytes_ + 4095) / 4096 * 4096;
-  const std::int64_t scratch = scratch_bytes_ * pool_->num_threads();
-  const std::int64_t partials = partial_rows_ * (partial_width_ + 2) * 4;
-  arena_ = std::make_unique<Region>(buffers + scratch + partials, true);
-  for (std::size_t i = 0; i < planned.size(); ++i) {
-    planned[i]->buffer.data = arena_->data() + plan.offsets[i];
+}
+
+// Bits of the outputs asked for, in the order of taps_.
+std::uint64_t Program::wanted_taps(const StepArrays& step) const {
+  if (step.wants_all) return ~std::uint64_t{0};
+  std::uint64_t wanted = 0;
+  for (const std::string& name : step.wanted) {
+    std::size_t i = 0;
+    while (i < taps_.size() && taps_[i].first != name) ++i;
+    if (i == taps_.size()) throw Error("step: this program has no output '" + name + "'");
+    wanted |= std::uint64_t{1} << i;
   }
-  for (std::size_t id = 0; id < values_.size(); ++id) {
-    Value& v = *values_[id];
-    if (v.shares >= 0) v.buffer = values_[root(static_cast<int>(id))]->buffer;
+  return wanted;
+}
+
+// Once for all threads, which must agree.
+void Program::choose_ops(const StepView& step, const Split split[2], std::uint64_t wanted) {
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    const Op& op = ops_[i];
+    const Split& s = split[static_cast<int>(op.rows)];
+    const Task task{0, pool_->num_threads(), s.rows, s.by_rows, s.replicated, nullptr, &step};
+    runs_[i] = (op.has_effects || (op.taps & wanted) != 0) && !(op.skip_by_rows && s.by_rows) &&
+               (!op.is_needed || op.is_needed(task));
   }
-  scratch_ = arena_->data() + buffers;
-  partials_.out = reinterpret_cast<float*>(scratch_ + scratch);
-  partials_.max = partials_.out + partial_rows_ * partial_width_;
-  partials_.sum = partials_.max + partial_rows_;
 }
 
-void Program::finish() {
-  require(!finished_, "this program is finished");
-  require(!taps_.empty(), "a forward must call output() at least once");
-  share_in_place();
-  plan_memory();
-  finished_ = true;
-}
-
-std::int64_t Program::bytes() const {
-  std::int64_t total = arena_ ? arena_->bytes() : 0;
-  for (const auto& [id, region] : tap_memory_) total += region->bytes();
-  return total;
-}
-
-void Program::execute(int thread, const StepView& step) {
+void Program::execute(int thread, const StepView& step, const Split split[2]) {
   const int num_threads = pool_->num_threads();
-  const int rows[2] = {step.num_tokens, step.num_logit_rows};
-  const bool by_rows[2] = {num_threads == 1 || rows[0] >= kRowsPerThread * num_threads,
-                           num_threads == 1};
-  Task task{thread, num_threads, 0, false, scratch_ + thread * scratch_bytes_, &step};
+  Task task{thread, num_threads, 0, false, false, scratch_ + thread * scratch_bytes_, &step};
   const bool timed = profiling_ && thread == 0;
   double mark = timed ? now() : 0.0;
+  bool barrier = false, may_have_failed = false;
   for (std::size_t i = 0; i < ops_.size(); ++i) {
     Op& op = ops_[i];
-    if (num_threads > 1 && needs_barrier(i, by_rows)) pool_->barrier(thread);
+    barrier = barrier || needs_barrier(i, split);  // also one before an op that is left out
+    if (!runs_[i]) continue;
+    if (barrier && num_threads > 1) pool_->barrier(thread);
+    barrier = false;
+    // An op that can fail has a barrier behind it: all threads see the same.
+    if (may_have_failed && failure_) return;
+    may_have_failed = op.can_fail;
     if (timed) {
       const double t = now();
       wait_seconds_ += t - mark;
       mark = t;
     }
-    task.rows = rows[static_cast<int>(op.rows)];
-    task.by_rows = by_rows[static_cast<int>(op.rows)];
-    if (!(op.skip_by_rows && task.by_rows)) op.run(task);
+    const Split& s = split[static_cast<int>(op.rows)];
+    task.rows = s.rows;
+    task.by_rows = s.by_rows;
+    task.replicated = s.replicated;
+    op.run(task);
     if (timed) {
       const double t = now();
       op.seconds += t - mark;
@@ -151,17 +110,11 @@ void Program::run(const StepArrays& step) {
   require(finished_, "a program must be finished before it runs");
   const std::lock_guard<std::mutex> lock(run_mutex_);
   check_step(step, rules_);
-  for (const auto& [name, id] : inputs_) {
-    const Value& v = *values_[id];
-    const auto found = step.extra.find(name);
-    if (found == step.extra.end()) throw Error("step: input '" + name + "' is missing");
-    const StepArrays::Extra& x = found->second;
-    const bool fits = x.dtype == v.info.dtype || x.dtype == DType::kF32;  // rounded to bfloat16
-    if (x.rows != step.token_ids.size || x.columns != v.info.width || !fits) {
-      throw Error("step: input '" + name + "' must be [" + std::to_string(step.token_ids.size) +
-                  ", " + std::to_string(v.info.width) + "] of its declared dtype or float32");
-    }
-  }
+  check_inputs(step);
+  check_weights();
+  require(!step.targets || step.num_targets == counters_->size(),
+          "step: counter_targets must have one entry per counter of the program");
+  const std::uint64_t wanted = wanted_taps(step);
   std::vector<GroupView> groups(rules_.groups.size());
   for (std::size_t g = 0; g < groups.size(); ++g) {
     groups[g] = {step.block_tables[g].data, step.block_tables[g].columns, step.slots[g].data};
@@ -174,18 +127,34 @@ void Program::run(const StepArrays& step) {
                       step.query_start.data,
                       groups.data(),
                       step.logit_rows.data};
+  const int num_threads = pool_->num_threads();
+  const auto is_small = [&](int rows) { return num_threads > 1 && rows <= kReplicatedRows; };
+  const Split split[2] = {
+      {view.num_tokens, num_threads == 1 || view.num_tokens >= kRowsPerThread * num_threads,
+       is_small(view.num_tokens)},
+      {view.num_logit_rows, num_threads == 1, is_small(view.num_logit_rows)}};
   current_ = &step;
-  pool_->run([&](int thread) { execute(thread, view); });
+  choose_ops(view, split, wanted);
+  failure_ = nullptr;
+  pool_->run([&](int thread) { execute(thread, view, split); });
   current_ = nullptr;
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  last_taps_ = wanted;
   last_rows_[0] = view.num_tokens;
   last_rows_[1] = view.num_logit_rows;
 }
 
-Program::Tap Program::tap(int value) const {
-  const Value& v = *values_[value];
-  return {v.buffer.data, last_rows_[static_cast<int>(v.info.rows)],
-          v.info.width,  v.buffer.ld,
-          v.info.dtype,  tap_memory_.at(root(value))};
+std::vector<std::pair<std::string, Program::Tap>> Program::taps() const {
+  std::vector<std::pair<std::string, Tap>> result;
+  for (std::size_t i = 0; i < taps_.size(); ++i) {
+    if (!(last_taps_ >> i & 1)) continue;
+    const auto& [name, id] = taps_[i];
+    const Value& v = *values_[id];
+    const std::int64_t rows = last_rows_[static_cast<int>(v.info.rows)];
+    result.emplace_back(name, Tap{v.buffer.data, rows, v.info.width, v.buffer.ld, v.info.dtype,
+                                  tap_memory_.at(root(id))});
+  }
+  return result;
 }
 
 void Program::set_profiling(bool on) {

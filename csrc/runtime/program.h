@@ -4,19 +4,26 @@
 // one job of the thread pool with barriers between ops. Large steps are split by rows: then a
 // thread takes its rows through chains of ops without a barrier, and buffers are planned for that
 // case, the one with fewest barriers (a buffer is not reused before every thread is past its last
-// reader).
+// reader). Steps of one or two rows spare the barriers behind norms: every thread computes those of
+// all rows into memory of its own.
+//
+// A run may ask for some of the outputs only: then the ops that no other output (and no store into
+// the KV cache, signal or call) needs are left out.
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "api/kernel_table.h"
 #include "pack/weights.h"
+#include "runtime/counters.h"
 #include "runtime/kv_cache.h"
 #include "runtime/step.h"
 #include "runtime/thread_pool.h"
@@ -45,6 +52,13 @@ struct KvLayer {
   std::int64_t head_dim;
 };
 
+// Rows of a value as a call on the host sees them, and may change them.
+struct HostRows {
+  void* data;
+  std::int64_t rows, width, ld;
+  DType dtype;
+};
+
 struct HeadNorm {
   std::shared_ptr<PackedVector> q, k;
   float eps = 0.0f, offset = 0.0f;
@@ -56,6 +70,13 @@ class Program {
   // but activations stay in its own cache: 2 to 4 % faster from 16 rows on (two threads, 576 to
   // 1536 wide, in one L3 cache or two); below, a step is bound by reading weights.
   static constexpr std::int64_t kRowsPerThread = 16;
+
+  // Up to so many rows every thread normalizes all of them itself: a norm of a row takes about as
+  // long as a barrier.
+  static constexpr std::int64_t kReplicatedRows = 2;
+
+  // Outputs of a program; one bit each.
+  static constexpr int kMaxTaps = 63;
 
   Program(std::shared_ptr<ThreadPool> pool, std::shared_ptr<const KernelTable> kernels, DType act,
           const StepLimits& limits);
@@ -72,8 +93,16 @@ class Program {
   int qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const KvLayer& kv,
                      const HeadShape& heads, std::shared_ptr<RopeTable> rope, const HeadNorm& norm);
   int attention(int q, const KvLayer& kv, const HeadShape& heads, float scale, int window,
-                float soft_cap);
+                float soft_cap, std::shared_ptr<PackedVector> sinks);
   int logits(int x, std::shared_ptr<PackedLinear> weight, float scale, float soft_cap);
+  int argmax(int x, std::shared_ptr<PackedLinear> weight, float scale, float soft_cap);
+  int layer_norm(int x, std::shared_ptr<PackedVector> weight, std::shared_ptr<PackedVector> bias,
+                 float eps);
+  // A copy of x after `call` has been given all its rows, on the thread that runs the program. What
+  // `call` throws ends the run.
+  int host_call(int x, std::function<void(const HostRows&)> call);
+  void signal(int counter);
+  void wait(int counter);
   void finish();  // plans memory; after it, only runs
 
   const ValueInfo& info(int value) const;
@@ -88,8 +117,10 @@ class Program {
     DType dtype;
     std::shared_ptr<Region> owner;
   };
-  const std::vector<std::pair<std::string, int>>& taps() const { return taps_; }
-  Tap tap(int value) const;
+  std::vector<std::pair<std::string, Tap>> taps() const;
+
+  // Of `signal` and `wait`.
+  const std::shared_ptr<Counters>& counters() const { return counters_; }
 
   // Seconds that thread 0 spent per op and waiting, since profiling was switched on.
   void set_profiling(bool on);
@@ -100,18 +131,33 @@ class Program {
     ValueInfo info;
     std::int64_t max_rows;
     Buffer buffer{};
+    std::vector<Buffer> replicas;  // of kReplicatedRows rows, one per thread; empty: none
     bool is_tap = false;
     bool operand = false;       // read by a linear op
+    bool needs_shared = false;  // read by an op that does not know replicas
     int shares = -1;            // updated in place: the value whose memory it takes
-    int first = -1, last = -1;  // ops that write it and last read it
+    int first = -1, last = -1;  // ops that write it and last use it
   };
   struct Op {
     const char* name;
     Rows rows;
-    bool row_local;  // split by rows, it reads and writes nothing of other rows
-    bool skip_by_rows;
+    std::vector<int> reads, writes;
     std::function<void(const Task&)> run;
+    bool row_local = true;      // split by rows, it reads and writes nothing of other rows
+    bool skip_by_rows = false;  // the op before does it all where rows are split
+    bool replicates = false;    // every thread may compute all rows for itself
+    bool has_effects = false;   // needed whatever is asked for
+    bool can_fail = false;      // sets failure_
+    std::function<bool(const Task&)> is_needed;  // in this step; null: always
+    // Planned by finish():
+    std::uint64_t taps = 0;    // that need it
+    bool free_behind = false;  // no barrier after replicating ops before it
     double seconds = 0.0;
+  };
+  // How the ops of one kind of rows are dealt out in a step.
+  struct Split {
+    int rows;
+    bool by_rows, replicated;
   };
 
   int add_value(const ValueInfo& info, std::int64_t max_rows = -1);
@@ -121,18 +167,41 @@ class Program {
   Value& read(int id);
   const ValueInfo& read_residual(int id);
   const ValueInfo& read_residual(int id, const ValueInfo& like, std::int64_t width);
+  const ValueInfo& act_info(int id, std::int64_t width);
   const ValueInfo& read_act(int id, std::int64_t width);
-  void add_op(const char* name, Rows rows, int writes, std::function<void(const Task&)> run,
-              bool row_local = true, bool skip_by_rows = false);
+  // What a linear op multiplies (x, or its quantized form), and where it lies in a step.
+  int operand(int x, const PackedLinear& weight, bool gated);
+  void read_operand(int id);
+  static const Buffer* buffer_of(const Value& value, const Task& task) {
+    return task.replicated && !value.replicas.empty() ? &value.replicas[task.thread]
+                                                      : &value.buffer;
+  }
+  static Task share_of(const Value& out, const Task& task);
+  Op& add_op(const char* name, Rows rows, std::vector<int> writes,
+             std::function<void(const Task&)> run);
+  Op& add_norm(const char* name, Rows rows, int out, NormArgs args,
+               std::shared_ptr<PackedVector> weight, std::shared_ptr<PackedVector> bias,
+               void (*kernel)(const NormArgs&, const Task&));
+  void use_counter(int counter);
   void need_scratch(std::int64_t bytes);
   void use_kv(const KvLayer& kv, const HeadShape& heads);
   GroupUse& group_use(std::int64_t group);
   void keep(std::shared_ptr<const void> object) { kept_.push_back(std::move(object)); }
+  void keep_weight(std::shared_ptr<Packed> weight) { weights_.push_back(std::move(weight)); }
+
   int root(int id) const;
   void share_in_place();
+  void plan_taps();
+  void plan_replicas();
   void plan_memory();
-  bool needs_barrier(std::size_t op, const bool by_rows[2]) const;
-  void execute(int thread, const StepView& step);
+  bool needs_barrier(std::size_t op, const Split split[2]) const;
+
+  void check_weights() const;
+  void check_inputs(const StepArrays& step) const;
+  std::uint64_t wanted_taps(const StepArrays& step) const;
+  void choose_ops(const StepView& step, const Split split[2], std::uint64_t wanted);
+  void execute(int thread, const StepView& step, const Split split[2]);
+  void fail() noexcept { failure_ = std::current_exception(); }
 
   std::shared_ptr<ThreadPool> pool_;
   std::shared_ptr<const KernelTable> kernels_;
@@ -142,9 +211,13 @@ class Program {
 
   std::vector<std::unique_ptr<Value>> values_;
   std::vector<Op> ops_;
-  std::vector<std::pair<int, int>> in_place_;  // (residual, result)
+  std::vector<std::pair<int, int>> in_place_;           // (residual, result)
+  std::map<std::tuple<int, int, int>, int> quantized_;  // (value, group, zero point) → int8 form
   std::vector<std::pair<std::string, int>> taps_;
+  std::vector<int> reading_;  // by the op about to be added
   std::vector<std::shared_ptr<const void>> kept_;
+  std::vector<std::shared_ptr<Packed>> weights_;
+  std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
   std::shared_ptr<KvCache> cache_;
   std::map<std::string, int> inputs_;
 
@@ -153,9 +226,14 @@ class Program {
   std::int64_t scratch_bytes_ = 0;
   std::int64_t partial_rows_ = 0, partial_width_ = 0;
   AttentionPartials partials_{};
+  std::int64_t argmax_rows_ = 0;
+  ArgmaxPartials argmax_partials_{};
   char* scratch_ = nullptr;
   std::mutex run_mutex_;
   const StepArrays* current_ = nullptr;
+  std::vector<char> runs_;       // by op: whether this step needs it
+  std::exception_ptr failure_;   // of this step
+  std::uint64_t last_taps_ = 0;  // that the last run computed
   std::int64_t last_rows_[2] = {0, 0};
   bool profiling_ = false;
   double wait_seconds_ = 0.0;

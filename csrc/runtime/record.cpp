@@ -1,7 +1,8 @@
-// The recording half of Program: argument checks, and one closure per op.
+// The recording half of Program: argument checks, and one closure per op. Weights are looked up
+// when an op runs, because they may have been swapped.
 #include <algorithm>
-#include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "runtime/error.h"
 #include "runtime/program.h"
@@ -12,18 +13,7 @@ namespace {
 constexpr std::int64_t kMaxWidth = 1 << 24;
 
 int index(DType dtype) { return static_cast<int>(dtype); }
-
-std::int64_t padded_width(std::int64_t width) {
-  return (width + kColumnPad - 1) / kColumnPad * kColumnPad;
-}
-
-// A thread's rows.
-std::int64_t share_begin(const Task& task) {
-  return static_cast<std::int64_t>(task.rows) * task.thread / task.num_threads;
-}
-std::int64_t share_end(const Task& task) {
-  return static_cast<std::int64_t>(task.rows) * (task.thread + 1) / task.num_threads;
-}
+int index(WeightFormat format) { return static_cast<int>(format); }
 
 }  // namespace
 
@@ -37,10 +27,11 @@ Program::Value& Program::value(int id) {
   return *values_[id];
 }
 
-// Marks a use by the op about to be added.
+// A use by the op about to be added, which takes no replica.
 Program::Value& Program::read(int id) {
   Value& v = value(id);
-  v.last = static_cast<int>(ops_.size());
+  v.needs_shared = true;
+  reading_.push_back(id);
   return v;
 }
 
@@ -57,13 +48,24 @@ const ValueInfo& Program::read_residual(int id, const ValueInfo& like, std::int6
   return info;
 }
 
-const ValueInfo& Program::read_act(int id, std::int64_t width) {
-  Value& v = read(id);
-  require(v.info.dtype == act_ && v.info.format != Format::kResidual,
+const ValueInfo& Program::act_info(int id, std::int64_t width) {
+  const ValueInfo& info = value(id).info;
+  require(info.dtype == act_ && info.format != Format::kResidual,
           "this op reads values in the activation format only");
-  require(v.info.width == width, "the value's width is not what the op reads");
+  require(info.width == width, "the value's width is not what the op reads");
+  return info;
+}
+
+const ValueInfo& Program::read_act(int id, std::int64_t width) {
+  read(id);
+  return act_info(id, width);
+}
+
+// A use by the op about to be added, which looks for its `buffer_of` in every step.
+void Program::read_operand(int id) {
+  Value& v = value(id);
   v.operand = true;
-  return v.info;
+  reading_.push_back(id);
 }
 
 int Program::add_value(const ValueInfo& info, std::int64_t max_rows) {
@@ -88,63 +90,37 @@ int Program::add_act(Rows rows, std::int64_t width) {
   return add_value({rows, width, act_, Format::kAct});
 }
 
-void Program::add_op(const char* name, Rows rows, int writes, std::function<void(const Task&)> run,
-                     bool row_local, bool skip_by_rows) {
+Program::Op& Program::add_op(const char* name, Rows rows, std::vector<int> writes,
+                             std::function<void(const Task&)> run) {
   require(!finished_, "this program is finished");
-  if (writes >= 0) values_[writes]->first = static_cast<int>(ops_.size());
-  ops_.push_back({name, rows, row_local, skip_by_rows, std::move(run)});
+  const int index = static_cast<int>(ops_.size());
+  for (const int id : writes) {
+    Value& v = *values_[id];
+    if (v.first < 0) v.first = index;
+    v.last = index;
+  }
+  for (const int id : reading_) values_[id]->last = index;
+  Op op{};
+  op.name = name;
+  op.rows = rows;
+  op.reads = std::exchange(reading_, {});
+  op.writes = std::move(writes);
+  op.run = std::move(run);
+  ops_.push_back(std::move(op));
+  return ops_.back();
 }
 
 void Program::need_scratch(std::int64_t bytes) { scratch_bytes_ = std::max(scratch_bytes_, bytes); }
 
-int Program::input(const std::string& name, std::int64_t width, DType dtype) {
-  if (const auto known = inputs_.find(name); known != inputs_.end()) {
-    const ValueInfo& v = info(known->second);
-    if (v.width != width || v.dtype != dtype) {
-      throw Error("input '" + name + "' is declared twice, differently");
-    }
-    return known->second;
-  }
-  const int out = add_value({Rows::kTokens, width, dtype, Format::kInput});
-  const Buffer* to = &values_[out]->buffer;
-  inputs_[name] = out;
-  const auto run = [this, name, to, width, dtype](const Task& task) {
-    const StepArrays::Extra& x = current_->extra.at(name);
-    const std::int64_t item = element_bytes(dtype);
-    const std::int64_t padding = padded_width(width) - width;
-    for (std::int64_t i = share_begin(task); i < share_end(task); ++i) {
-      char* row = static_cast<char*>(to->data) + i * to->ld * item;
-      if (x.dtype == dtype) {
-        const char* src = static_cast<const char*>(x.data) + i * x.ld * item;
-        std::memcpy(row, src, static_cast<std::size_t>(width * item));
-      } else {
-        const float* src = static_cast<const float*>(x.data) + i * x.ld;
-        std::transform(src, src + width, reinterpret_cast<bf16*>(row), to_bf16);
-      }
-      std::memset(row + width * item, 0, static_cast<std::size_t>(padding * item));
-    }
-  };
-  add_op("input", Rows::kTokens, out, run, false);
-  return out;
-}
-
-void Program::output(const std::string& name, int x) {
-  require(!finished_, "this program is finished");
-  for (const auto& [known, id] : taps_) {
-    if (known == name) throw Error("output '" + name + "' is declared twice");
-  }
-  value(x).is_tap = true;
-  taps_.emplace_back(name, x);
-}
-
 int Program::embedding(std::shared_ptr<PackedTable> table, float scale) {
   rules_.vocab = rules_.vocab ? std::min(rules_.vocab, table->rows()) : table->rows();
   const int out = add_residual(Rows::kTokens, table->columns());
-  const EmbeddingArgs args{table->table(), nullptr, &values_[out]->buffer,
-                           static_cast<int>(table->columns()), scale};
-  const auto kernel = kernels_->embedding[index(table->dtype())];
-  keep(table);
-  add_op("embedding", Rows::kTokens, out, [=](const Task& task) { kernel(args, task); });
+  const auto run = [kernel = kernels_->embedding_rows[index(table->dtype())], table, scale,
+                    to = values_[out].get()](const Task& task) {
+    kernel({table->table(), nullptr, &to->buffer, static_cast<int>(table->columns()), scale}, task);
+  };
+  keep_weight(std::move(table));
+  add_op("embedding", Rows::kTokens, {out}, run);
   return out;
 }
 
@@ -154,31 +130,37 @@ int Program::embedding(std::shared_ptr<PackedLinear> table, float scale) {
   rules_.vocab = rules_.vocab ? std::min<std::int64_t>(rules_.vocab, w.n) : w.n;
   const int out = add_residual(Rows::kTokens, w.k);
   const EmbeddingArgs args{{}, &w, &values_[out]->buffer, w.k, scale};
-  const auto kernel = kernels_->embedding[index(table->dtype())];
-  keep(table);
-  add_op("embedding", Rows::kTokens, out, [=](const Task& task) { kernel(args, task); });
+  const auto kernel = kernels_->embedding_panels[index(table->format())];
+  keep_weight(std::move(table));
+  add_op("embedding", Rows::kTokens, {out}, [=](const Task& task) { kernel(args, task); });
   return out;
 }
 
-int Program::select_rows(int x) {
-  Value& from = read(x);
-  require(from.info.rows == Rows::kTokens, "select_rows reads a value with rows TOKENS");
-  const ValueInfo info = from.info;
-  const int out = add_value({Rows::kLogits, info.width, info.dtype, info.format});
-  const Buffer* src = &values_[x]->buffer;
-  const Buffer* dst = &values_[out]->buffer;
-  const std::int64_t item = element_bytes(info.dtype);
-  const std::int64_t bytes = padded_width(info.width) * item;
-  const auto run = [src, dst, item, bytes](const Task& task) {
-    for (std::int64_t i = share_begin(task); i < share_end(task); ++i) {
-      const std::int64_t from = task.step->logit_rows[i];
-      std::memcpy(static_cast<char*>(dst->data) + i * dst->ld * item,
-                  static_cast<const char*>(src->data) + from * src->ld * item,
-                  static_cast<std::size_t>(bytes));
-    }
+// A thread's part of an op that may replicate: all of it where the thread has a copy of its own.
+Task Program::share_of(const Value& out, const Task& task) {
+  Task share = task;
+  if (buffer_of(out, task) != &out.buffer) {
+    share.thread = 0;
+    share.num_threads = 1;
+  }
+  return share;
+}
+
+// A norm whose result is an activation: in small steps every thread computes all of it.
+Program::Op& Program::add_norm(const char* name, Rows rows, int out, NormArgs args,
+                               std::shared_ptr<PackedVector> weight,
+                               std::shared_ptr<PackedVector> bias,
+                               void (*kernel)(const NormArgs&, const Task&)) {
+  const auto run = [=, to = values_[out].get()](const Task& task) {
+    NormArgs own = args;
+    own.weight = weight->data();
+    own.bias = bias ? bias->data() : nullptr;
+    own.out = buffer_of(*to, task);
+    kernel(own, share_of(*to, task));
   };
-  add_op("select_rows", Rows::kLogits, out, run, false);
-  return out;
+  keep_weight(std::move(weight));
+  if (bias) keep_weight(std::move(bias));
+  return add_op(name, rows, {out}, run);
 }
 
 int Program::rms_norm(int x, std::shared_ptr<PackedVector> weight, int residual, float eps,
@@ -188,50 +170,109 @@ int Program::rms_norm(int x, std::shared_ptr<PackedVector> weight, int residual,
   const bool adds = residual >= 0;
   if (adds) read_residual(residual, info, info.width);
   const int out = adds ? add_residual(info.rows, info.width) : add_act(info.rows, info.width);
-  const NormArgs args{&values_[x]->buffer,
-                      weight->data(),
-                      adds ? &values_[residual]->buffer : nullptr,
-                      &values_[out]->buffer,
-                      static_cast<int>(info.width),
-                      eps,
-                      offset};
-  const auto kernel = adds ? kernels_->rms_norm_add : kernels_->rms_norm[index(act_)];
-  keep(weight);
+  NormArgs args{};
+  args.x = &values_[x]->buffer;
+  args.residual = adds ? &values_[residual]->buffer : nullptr;
+  args.width = static_cast<int>(info.width);
+  args.eps = eps;
+  args.offset = offset;
   if (adds && x != residual) in_place_.emplace_back(residual, out);
-  add_op(adds ? "rms_norm_add" : "rms_norm", info.rows, out,
-         [=](const Task& task) { kernel(args, task); });
+  const auto kernel = adds ? kernels_->rms_norm_add : kernels_->rms_norm[index(act_)];
+  Op& op = add_norm(adds ? "rms_norm_add" : "rms_norm", info.rows, out, args, std::move(weight),
+                    nullptr, kernel);
+  op.replicates = !adds;
   return out;
 }
 
+int Program::layer_norm(int x, std::shared_ptr<PackedVector> weight,
+                        std::shared_ptr<PackedVector> bias, float eps) {
+  const ValueInfo info = read_residual(x);
+  require(weight->size() == info.width && (!bias || bias->size() == info.width),
+          "the sizes of the norm's weight and bias are not the value's width");
+  const int out = add_act(info.rows, info.width);
+  NormArgs args{};
+  args.x = &values_[x]->buffer;
+  args.width = static_cast<int>(info.width);
+  args.eps = eps;
+  add_norm("layer_norm", info.rows, out, args, std::move(weight), std::move(bias),
+           kernels_->layer_norm[index(act_)])
+      .replicates = true;
+  return out;
+}
+
+// What a linear op multiplies: x, or for a quantized weight its int8 form, made once per value and
+// kind of group.
+int Program::operand(int x, const PackedLinear& weight, bool gated) {
+  require(weight.gated() == gated,
+          gated ? "gated_linear needs a gated weight" : "only gated_linear takes a gated weight");
+  const LinearWeight& w = weight.weight();
+  const ValueInfo info = act_info(x, w.k);
+  if (w.format == WeightFormat::kF32 || w.format == WeightFormat::kBf16) {
+    const DType dtype = w.format == WeightFormat::kF32 ? DType::kF32 : DType::kBf16;
+    require(dtype == act_, "the weight is of another dtype than activations");
+    read_operand(x);
+    return x;
+  }
+  const WeightTraits& traits = traits_of(w.format);
+  const auto [known, is_new] = quantized_.try_emplace({x, traits.group, traits.zero_point}, -1);
+  if (is_new) {
+    read_operand(x);
+    const std::int64_t groups = w.k_padded / traits.group;
+    const int out = add_value({info.rows, w.k_padded / 4 + 2 * groups, DType::kF32, Format::kAct});
+    known->second = out;
+    const QuantizeArgs args{nullptr,      nullptr,           w.k,           w.k_padded,
+                            traits.group, traits.zero_point, traits.has_min};
+    const auto run = [args, kernel = kernels_->quantize[index(act_)], from = values_[x].get(),
+                      to = values_[out].get()](const Task& task) {
+      QuantizeArgs own = args;
+      own.x = buffer_of(*from, task);
+      own.out = buffer_of(*to, task);
+      kernel(own, share_of(*to, task));
+    };
+    need_scratch(w.k_padded * static_cast<std::int64_t>(sizeof(float)));
+    add_op("quantize", info.rows, {out}, run).replicates = true;
+  }
+  read_operand(known->second);
+  return known->second;
+}
+
 int Program::linear(int x, std::shared_ptr<PackedLinear> weight, int residual) {
-  require(weight->dtype() == act_ && !weight->gated(),
-          "linear needs a plain weight of act's dtype");
   const LinearWeight& w = weight->weight();
-  const ValueInfo info = read_act(x, w.k);
+  const int input = operand(x, *weight, false);
+  const ValueInfo info = values_[x]->info;
   const bool adds = residual >= 0;
   if (adds) read_residual(residual, info, w.n);
   const int out = add_residual(info.rows, w.n);
-  const LinearArgs args{&values_[x]->buffer, &w, adds ? &values_[residual]->buffer : nullptr,
+  const LinearArgs args{nullptr, &w, adds ? &values_[residual]->buffer : nullptr,
                         &values_[out]->buffer};
-  const auto kernel = kernels_->linear[index(act_)];
-  keep(weight);
+  const auto run = [args, kernel = kernels_->linear[index(w.format)],
+                    from = values_[input].get()](const Task& task) {
+    LinearArgs own = args;
+    own.x = buffer_of(*from, task);
+    kernel(own, task);
+  };
+  keep_weight(std::move(weight));
   need_scratch(kernels_->gemm_scratch(1));
   if (adds && x != residual) in_place_.emplace_back(residual, out);
-  add_op(adds ? "linear_add" : "linear", info.rows, out,
-         [=](const Task& task) { kernel(args, task); });
+  add_op(adds ? "linear_add" : "linear", info.rows, {out}, run);
   return out;
 }
 
 int Program::gated_linear(int x, std::shared_ptr<PackedLinear> weight, Activation activation) {
-  require(weight->dtype() == act_ && weight->gated(), "gated_linear needs a gated weight");
   const LinearWeight& w = weight->weight();
-  const ValueInfo info = read_act(x, w.k);
+  const int input = operand(x, *weight, true);
+  const ValueInfo info = values_[x]->info;
   const int out = add_act(info.rows, w.n / 2);
-  const GatedArgs args{&values_[x]->buffer, &w, &values_[out]->buffer, activation};
-  const auto kernel = kernels_->gated_linear[index(act_)];
-  keep(weight);
+  const GatedArgs args{nullptr, &w, &values_[out]->buffer, activation};
+  const auto run = [args, kernel = kernels_->gated_linear[index(w.format)][index(act_)],
+                    from = values_[input].get()](const Task& task) {
+    GatedArgs own = args;
+    own.x = buffer_of(*from, task);
+    kernel(own, task);
+  };
+  keep_weight(std::move(weight));
   need_scratch(kernels_->gemm_scratch(1));
-  add_op("gated_linear", info.rows, out, [=](const Task& task) { kernel(args, task); });
+  add_op("gated_linear", info.rows, {out}, run);
   return out;
 }
 
@@ -264,7 +305,6 @@ static KvView kv_view(const KvLayer& kv, DType dtype) {
 int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const KvLayer& kv,
                             const HeadShape& heads, std::shared_ptr<RopeTable> rope,
                             const HeadNorm& norm) {
-  require(weight->dtype() == act_ && !weight->gated(), "qkv needs a plain weight of act's dtype");
   use_kv(kv, heads);
   const LinearWeight& w = weight->weight();
   require(w.n == (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim,
@@ -279,45 +319,56 @@ int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const K
             "head norm weights must have head_dim elements");
   }
   group_use(kv.group).stores = true;
-  const Rows rows = read_act(x, w.k).rows;
+  const int input = operand(x, *weight, false);
+  const Rows rows = values_[x]->info.rows;
   require(rows == Rows::kTokens, "qkv_rope_store reads a value with rows TOKENS");
   const std::int64_t raw_rows =
       std::min(rules_.limits.max_tokens, kRowsPerThread * pool_->num_threads());
   const int raw = add_value({rows, w.n, DType::kF32, Format::kResidual}, raw_rows);
   const int out = add_act(rows, heads.num_heads * heads.head_dim);
-  const QkvArgs args{&values_[x]->buffer,
-                     &w,
-                     &values_[raw]->buffer,
-                     &values_[out]->buffer,
-                     kv_view(kv, act_),
-                     heads,
-                     rope ? rope->view() : RopeView{},
-                     HeadNormView{norm.q ? norm.q->data() : nullptr,
-                                  norm.k ? norm.k->data() : nullptr, norm.eps, norm.offset}};
-  const auto project = kernels_->qkv_project[index(act_)];
-  const auto finish = kernels_->qkv_finish[index(act_)];
-  keep(weight);
+  const auto project = kernels_->qkv_project[index(w.format)][index(act_)];
+  QkvArgs args{};
+  args.weight = &w;
+  args.raw = &values_[raw]->buffer;
+  args.q = &values_[out]->buffer;
+  args.kv = kv_view(kv, act_);
+  args.heads = heads;
+  args.rope = rope ? rope->view() : RopeView{};
+  const auto args_of = [args, norm, from = values_[input].get()](const Task& task) {
+    QkvArgs own = args;
+    own.x = buffer_of(*from, task);
+    if (norm.q) own.norm = {norm.q->data(), norm.k->data(), norm.eps, norm.offset};
+    return own;
+  };
   keep(kv.cache);
   keep(rope);
-  keep(norm.q);
-  keep(norm.k);
+  keep_weight(std::move(weight));
+  if (norm.q) keep_weight(norm.q);
+  if (norm.k) keep_weight(norm.k);
   need_scratch(
       kernels_->gemm_scratch(heads.head_dim / std::gcd(heads.head_dim, static_cast<int>(kPanel))));
-  values_[out]->first = static_cast<int>(ops_.size());
-  add_op("qkv_project", rows, raw, [=](const Task& task) { project(args, task); });
+  // Split by rows the first does all; otherwise it leaves raw rows to the second.
+  Op& first = add_op("qkv_project", rows, {raw, out},
+                     [=](const Task& task) { project(args_of(task), task); });
+  first.has_effects = true;
   read(raw);
-  values_[out]->last = static_cast<int>(ops_.size());
-  add_op("qkv_finish", rows, -1, [=](const Task& task) { finish(args, task); }, true, true);
+  Op& second = add_op("qkv_finish", rows, {out},
+                      [args_of, kernel = kernels_->qkv_finish[index(act_)]](const Task& task) {
+                        kernel(args_of(task), task);
+                      });
+  second.has_effects = true;
+  second.skip_by_rows = true;
   return out;
 }
 
 int Program::attention(int q, const KvLayer& kv, const HeadShape& heads, float scale, int window,
-                       float soft_cap) {
+                       float soft_cap, std::shared_ptr<PackedVector> sinks) {
   use_kv(kv, heads);
   const ValueInfo info = read_act(q, heads.num_heads * heads.head_dim);
   require(info.rows == Rows::kTokens, "attention reads a value with rows TOKENS");
   require(scale > 0.0f, "the attention scale must be positive");
   require(window >= 0 && soft_cap >= 0.0f, "window and soft_cap must not be negative");
+  require(!sinks || sinks->size() == heads.num_heads, "sinks must have num_heads elements");
   GroupUse& use = group_use(kv.group);
   use.window = use.attends && (use.window == 0 || window == 0) ? 0 : std::max(use.window, window);
   use.attends = true;
@@ -326,33 +377,81 @@ int Program::attention(int q, const KvLayer& kv, const HeadShape& heads, float s
   const std::int64_t partial_rows = pool_->num_threads() > 1 ? 2 * chunks * heads.num_heads : 0;
   partial_rows_ = std::max(partial_rows_, partial_rows);
   partial_width_ = std::max<std::int64_t>(partial_width_, (heads.head_dim + 15) / 16 * 16);
-  const AttentionArgs args{
-      &values_[q]->buffer, &values_[out]->buffer, kv_view(kv, act_), heads, scale, soft_cap, window,
-      &partials_,          partial_rows};
-  const auto kernel = kernels_->attention[index(act_)];
-  const auto merge = kernels_->attention_merge[index(act_)];
+  const AttentionArgs args{&values_[q]->buffer,
+                           &values_[out]->buffer,
+                           kv_view(kv, act_),
+                           heads,
+                           scale,
+                           soft_cap,
+                           window,
+                           nullptr,
+                           &partials_,
+                           partial_rows};
+  const auto args_of = [args, sinks] {
+    AttentionArgs own = args;
+    own.sinks = sinks ? sinks->data() : nullptr;
+    return own;
+  };
   keep(kv.cache);
+  if (sinks) keep_weight(std::move(sinks));
   need_scratch(kernels_->attention_scratch(heads));
-  values_[out]->first = static_cast<int>(ops_.size());
-  add_op("attention", info.rows, -1, [=](const Task& task) { kernel(args, task); }, false);
+  add_op("attention", info.rows, {out},
+         [args_of, kernel = kernels_->attention[index(act_)]](const Task& task) {
+           kernel(args_of(), task);
+         })
+      .row_local = false;
   read(q);
-  read(out);
-  add_op("attention_merge", info.rows, -1, [=](const Task& task) { merge(args, task); }, false);
+  Op& second = add_op("attention_merge", info.rows, {out},
+                      [args_of, kernel = kernels_->attention_merge[index(act_)]](const Task& task) {
+                        kernel(args_of(), task);
+                      });
+  second.row_local = false;
+  second.is_needed = [args, is_split = kernels_->attention_is_split](const Task& task) {
+    return is_split(args, task);
+  };
   return out;
 }
 
 int Program::logits(int x, std::shared_ptr<PackedLinear> weight, float scale, float soft_cap) {
-  require(weight->dtype() == act_ && !weight->gated(), "logits need a plain weight of act's dtype");
   require(soft_cap >= 0.0f, "soft_cap must not be negative");
   const LinearWeight& w = weight->weight();
-  const Rows rows = read_act(x, w.k).rows;
-  require(rows == Rows::kLogits, "logits read a value with rows LOGITS");
-  const int out = add_residual(rows, w.n);
-  const LogitsArgs args{&values_[x]->buffer, &w, &values_[out]->buffer, scale, soft_cap};
-  const auto kernel = kernels_->logits[index(act_)];
-  keep(weight);
+  const int input = operand(x, *weight, false);
+  require(values_[x]->info.rows == Rows::kLogits, "logits read a value with rows LOGITS");
+  const int out = add_residual(Rows::kLogits, w.n);
+  const LogitsArgs args{nullptr, &w, &values_[out]->buffer, scale, soft_cap};
+  const auto run = [args, kernel = kernels_->logits[index(w.format)],
+                    from = values_[input].get()](const Task& task) {
+    LogitsArgs own = args;
+    own.x = buffer_of(*from, task);
+    kernel(own, task);
+  };
+  keep_weight(std::move(weight));
   need_scratch(kernels_->gemm_scratch(1));
-  add_op("logits", rows, out, [=](const Task& task) { kernel(args, task); });
+  add_op("logits", Rows::kLogits, {out}, run);
+  return out;
+}
+
+int Program::argmax(int x, std::shared_ptr<PackedLinear> weight, float scale, float soft_cap) {
+  constexpr int kExactInFloat = 1 << 24;
+  require(soft_cap >= 0.0f, "soft_cap must not be negative");
+  const LinearWeight& w = weight->weight();
+  require(w.n <= kExactInFloat, "argmax takes at most 2^24 columns");
+  const int input = operand(x, *weight, false);
+  require(values_[x]->info.rows == Rows::kLogits, "argmax reads a value with rows LOGITS");
+  const int out = add_residual(Rows::kLogits, 2);
+  const ArgmaxArgs args{{nullptr, &w, &values_[out]->buffer, scale, soft_cap}, &argmax_partials_};
+  const auto run = [args, kernel = kernels_->argmax[index(w.format)],
+                    from = values_[input].get()](const Task& task) {
+    ArgmaxArgs own = args;
+    own.logits.x = buffer_of(*from, task);
+    kernel(own, task);
+  };
+  keep_weight(std::move(weight));
+  need_scratch(kernels_->gemm_scratch(1));
+  argmax_rows_ = std::max(argmax_rows_, rules_.limits.max_logit_rows);
+  add_op("argmax", Rows::kLogits, {out}, run);
+  const auto merge = kernels_->argmax_merge;
+  add_op("argmax_merge", Rows::kLogits, {out}, [=](const Task& task) { merge(args, task); });
   return out;
 }
 

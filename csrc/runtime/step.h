@@ -30,6 +30,10 @@ struct StepArrays {
   std::vector<Table> block_tables;
   std::vector<Array> slots;
   std::map<std::string, Extra> extra;
+  bool wants_all = true;  // outputs; otherwise those named in `wanted`
+  std::vector<std::string> wanted;
+  const std::int64_t* targets = nullptr;  // of wait ops, one per counter; null: none waits
+  std::int64_t num_targets = 0;
 };
 
 struct StepLimits {

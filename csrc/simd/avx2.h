@@ -55,6 +55,58 @@ OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) {
   return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
 }
 
+using I32 = __m256i;
+OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return _mm256_set1_epi32(x); }
+OCTAVO_INLINE I32 load_i32(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+OCTAVO_INLINE void store_i32(void* p, I32 v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
+OCTAVO_INLINE F32 to_float(I32 v) { return _mm256_cvtepi32_ps(v); }
+OCTAVO_INLINE F32 load_half(const std::uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+OCTAVO_INLINE void store_int8(std::int8_t* p, F32 v) {
+  const __m256i i = _mm256_cvtps_epi32(v);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+
+// Products of bytes by 16-bit multiplications, even and odd bytes apart: vpmaddubsw would saturate.
+struct DotWidened {
+  using Raw = __m256i;
+  struct W {
+    __m256i even, odd;
+  };
+  using X = W;
+  static constexpr int kTileVectors = 2;
+  static constexpr int kMaxRows = 2;
+
+  static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  static OCTAVO_INLINE W all(Raw v) {
+    return {_mm256_and_si256(v, _mm256_set1_epi16(0xff)), _mm256_srli_epi16(v, 8)};
+  }
+  static OCTAVO_INLINE W low(Raw v) {
+    return {_mm256_and_si256(v, _mm256_set1_epi16(0x0f)),
+            _mm256_and_si256(_mm256_srli_epi16(v, 8), _mm256_set1_epi16(0x0f))};
+  }
+  static OCTAVO_INLINE W high(Raw v) {
+    return {_mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi16(0x0f)),
+            _mm256_srli_epi16(v, 12)};
+  }
+  static OCTAVO_INLINE X broadcast(const std::int8_t* p) {
+    std::int32_t quad;
+    __builtin_memcpy(&quad, p, 4);
+    const __m256i v = _mm256_set1_epi32(quad);
+    return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), _mm256_srai_epi16(v, 8)};
+  }
+  static OCTAVO_INLINE I32 dot(I32 acc, W w, X x) {
+    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(w.even, x.even));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(w.odd, x.odd));
+  }
+};
+
 struct ElemBf16Widened {
   using T = bf16;
   struct B {

@@ -46,6 +46,55 @@ OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) {
   return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
 }
 
+using I32 = __m512i;
+OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return _mm512_set1_epi32(x); }
+OCTAVO_INLINE I32 load_i32(const void* p) { return _mm512_loadu_si512(p); }
+OCTAVO_INLINE void store_i32(void* p, I32 v) { _mm512_storeu_si512(p, v); }
+OCTAVO_INLINE F32 to_float(I32 v) { return _mm512_cvtepi32_ps(v); }
+OCTAVO_INLINE F32 load_half(const std::uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+OCTAVO_INLINE void store_int8(std::int8_t* p, F32 v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
+}
+OCTAVO_INLINE __m512i broadcast_4_bytes(const std::int8_t* p) {
+  std::int32_t quad;
+  __builtin_memcpy(&quad, p, 4);
+  return _mm512_set1_epi32(quad);
+}
+
+// Products of bytes by 16-bit multiplications: even and odd bytes apart.
+struct DotWidened {
+  using Raw = __m512i;
+  struct W {
+    __m512i even, odd;
+  };
+  using X = W;
+  static constexpr int kTileVectors = 2;
+  static constexpr int kMaxRows = 4;
+
+  static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
+  static OCTAVO_INLINE W all(Raw v) {
+    return {_mm512_and_si512(v, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(v, 8)};
+  }
+  static OCTAVO_INLINE W low(Raw v) {
+    return {_mm512_and_si512(v, _mm512_set1_epi16(0x0f)),
+            _mm512_and_si512(_mm512_srli_epi16(v, 8), _mm512_set1_epi16(0x0f))};
+  }
+  static OCTAVO_INLINE W high(Raw v) {
+    return {_mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi16(0x0f)),
+            _mm512_srli_epi16(v, 12)};
+  }
+  static OCTAVO_INLINE X broadcast(const std::int8_t* p) {
+    const __m512i v = broadcast_4_bytes(p);
+    return {_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), _mm512_srai_epi16(v, 8)};
+  }
+  static OCTAVO_INLINE I32 dot(I32 acc, W w, X x) {
+    acc = _mm512_add_epi32(acc, _mm512_madd_epi16(w.even, x.even));
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(w.odd, x.odd));
+  }
+};
+
 // bfloat16 without its instructions: widened to float32 and multiplied with FMA.
 struct ElemBf16Widened {
   using T = bf16;

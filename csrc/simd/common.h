@@ -10,7 +10,16 @@
 //     dot                 acc + a * b, over kStep ascending k
 //     keep_first/second   B with the other half of each lane zeroed (kStep 2 only)
 //     widen, narrow       kLanes elements to and from F32 (round to nearest even)
-//     kMaxRows            rows of a GEMM tile; kMaxBlockedK, kBlockK: see gemm.inl.h
+//     kMaxRows            rows of a GEMM tile; kMaxUnblockedK, kBlockK: see gemm.inl.h
+//
+// For quantized weights: `I32`, kLanes int32, with set1_i32, load_i32, store_i32, to_float;
+// load_half (kLanes float16 to F32), store_int8 (integral values within ±127); and a policy of the
+// products, equal on every ISA:
+//     Raw                 kLanes columns of 4 bytes of weights, by load_raw
+//     W                   kLanes columns of 4 codes: all, low, high (nibbles) of a Raw
+//     X                   4 int8 activations in all lanes, by broadcast
+//     dot                 acc + the sum over the 4 of w * x; wraps, never saturates
+//     kTileVectors        vectors of a tile row; kMaxRows: rows of a tile
 #pragma once
 
 #include <cstddef>
@@ -41,6 +50,17 @@ OCTAVO_INLINE float bits_float(std::uint32_t u) {
   float x;
   __builtin_memcpy(&x, &u, 4);
   return x;
+}
+
+OCTAVO_INLINE float half_to_float(std::uint16_t h) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(h & 0x8000u) << 16;
+  const std::uint32_t exponent = (h >> 10) & 0x1fu, mantissa = h & 0x3ffu;
+  if (exponent == 0) {  // zero or subnormal: mantissa * 2^-24 is exact
+    const float f = static_cast<float>(mantissa) * 5.9604644775390625e-8f;
+    return sign ? -f : f;
+  }
+  const std::uint32_t high = exponent == 31 ? 0x7f800000u : (exponent + 112) << 23;
+  return bits_float(sign | high | mantissa << 13);
 }
 
 OCTAVO_INLINE void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }

@@ -63,6 +63,60 @@ OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) {
   return mask;
 }
 
+using I32 = I32x4;
+OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return I32{x, x, x, x}; }
+OCTAVO_INLINE I32 load_i32(const void* p) {
+  I32 v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+OCTAVO_INLINE void store_i32(void* p, I32 v) { __builtin_memcpy(p, &v, sizeof v); }
+OCTAVO_INLINE F32 to_float(I32 v) { return __builtin_convertvector(v, F32); }
+OCTAVO_INLINE F32 load_half(const std::uint16_t* p) {
+  return F32{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
+}
+OCTAVO_INLINE void store_int8(std::int8_t* p, F32 v) {
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<std::int8_t>(v[i]);
+}
+
+// Products of bytes one by one, in unsigned arithmetic: it wraps.
+struct DotWidened {
+  struct Raw {
+    std::uint8_t code[4 * kLanes];
+  };
+  using W = Raw;
+  struct X {
+    std::int8_t code[4];
+  };
+  static constexpr int kTileVectors = 1;
+  static constexpr int kMaxRows = 1;
+
+  static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) {
+    Raw v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+  }
+  static OCTAVO_INLINE W all(Raw v) { return v; }
+  static OCTAVO_INLINE W low(Raw v) {
+    for (std::uint8_t& code : v.code) code &= 15;
+    return v;
+  }
+  static OCTAVO_INLINE W high(Raw v) {
+    for (std::uint8_t& code : v.code) code >>= 4;
+    return v;
+  }
+  static OCTAVO_INLINE X broadcast(const std::int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
+  static OCTAVO_INLINE I32 dot(I32 acc, const W& w, const X& x) {
+    U32x4 sum = (U32x4)acc;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      for (int i = 0; i < 4; ++i) {
+        sum[lane] += static_cast<std::uint32_t>(w.code[4 * lane + i] * x.code[i]);
+      }
+    }
+    return (I32)sum;
+  }
+};
+
 struct ElemBf16Widened {
   using T = bf16;
   struct B {

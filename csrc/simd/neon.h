@@ -48,6 +48,45 @@ OCTAVO_INLINE unsigned lane_bits(uint32x4_t mask) {
 OCTAVO_INLINE unsigned mask_greater(F32 a, F32 b) { return lane_bits(vcgtq_f32(a, b)); }
 OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) { return lane_bits(vcgeq_f32(a, b)); }
 
+using I32 = int32x4_t;
+OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return vdupq_n_s32(x); }
+OCTAVO_INLINE I32 load_i32(const void* p) { return vld1q_s32(static_cast<const std::int32_t*>(p)); }
+OCTAVO_INLINE void store_i32(void* p, I32 v) { vst1q_s32(static_cast<std::int32_t*>(p), v); }
+OCTAVO_INLINE F32 to_float(I32 v) { return vcvtq_f32_s32(v); }
+OCTAVO_INLINE F32 load_half(const std::uint16_t* p) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+OCTAVO_INLINE void store_int8(std::int8_t* p, F32 v) {
+  const int16x4_t words = vmovn_s32(vcvtq_s32_f32(v));
+  const int8x8_t bytes = vmovn_s16(vcombine_s16(words, words));
+  vst1_lane_s32(reinterpret_cast<std::int32_t*>(p), vreinterpret_s32_s8(bytes), 0);
+}
+
+// Products of bytes in 16 bits, which 255 * 127 fits.
+struct DotWidened {
+  using Raw = uint8x16_t;
+  using W = uint8x16_t;
+  using X = int16x8_t;
+  static constexpr int kTileVectors = 4;
+  static constexpr int kMaxRows = 2;
+
+  static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) { return vld1q_u8(p); }
+  static OCTAVO_INLINE W all(Raw v) { return v; }
+  static OCTAVO_INLINE W low(Raw v) { return vandq_u8(v, vdupq_n_u8(15)); }
+  static OCTAVO_INLINE W high(Raw v) { return vshrq_n_u8(v, 4); }
+  static OCTAVO_INLINE X broadcast(const std::int8_t* p) {
+    std::int32_t quad;
+    __builtin_memcpy(&quad, p, 4);
+    return vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(quad)));
+  }
+  static OCTAVO_INLINE int32x4_t pairs(uint8x8_t w, X x) {
+    return vpaddlq_s16(vmulq_s16(vreinterpretq_s16_u16(vmovl_u8(w)), x));
+  }
+  static OCTAVO_INLINE I32 dot(I32 acc, W w, X x) {
+    return vaddq_s32(acc, vpaddq_s32(pairs(vget_low_u8(w), x), pairs(vget_high_u8(w), x)));
+  }
+};
+
 struct ElemBf16Widened {
   using T = bf16;
   struct B {

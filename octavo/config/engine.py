@@ -39,7 +39,8 @@ class EngineConfig:
                 close = difflib.get_close_matches(name, homes, n=1)
                 hint = f"; did you mean {close[0]}?" if close else ""
                 raise ConfigError(f"unknown engine option {name!r}{hint}")
-            parts[homes[name].name][name] = value
+            is_list = isinstance(value, list)
+            parts[homes[name].name][name] = tuple(value) if is_list else value
         return cls(**{name: _SECTIONS[name](**values) for name, values in parts.items()}).checked()
 
     def checked(self) -> EngineConfig:
@@ -116,6 +117,10 @@ def _check_type(name: str, value: object, hint: Any) -> None:
             raise ConfigError(
                 f"{name}={shown(value)} must be one of {', '.join(map(repr, options))}"
             )
+        return
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"{name}={shown(value)} must be a list of strings")
         return
     allowed = tuple(options) if options else (hint,)
     if float in allowed and type(value) is int:

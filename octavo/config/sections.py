@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
+QuantizationName = Literal["auto", "gguf", "int8", "int4"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Policy = Literal["fcfs", "priority"]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
@@ -33,6 +34,10 @@ class ModelConfig:
     tokenizer: str | None = option(None, "where the tokenizer is, if not with the model")
     revision: str | None = option(None, "branch, tag or commit on the Hugging Face hub")
     dtype: DtypeName = option("auto", "weights and KV cache: float32, bfloat16; auto follows both")
+    quantization: QuantizationName = option(
+        "auto",
+        "gguf: its blocks as stored; int8, int4: any checkpoint; auto: gguf unless dtype is given",
+    )
     max_model_len: int | None = option(None, "most tokens of prompt and output; None: the model's")
     load_format: LoadFormat = option("auto", "auto, safetensors, gguf, dummy (random weights)")
     seed: int = option(0, "seed of dummy weights and of the seeds drawn for unseeded requests")
@@ -43,6 +48,9 @@ class ModelConfig:
     logprobs_mode: LogprobsMode = option(
         "raw_logprobs", "logprobs of the raw or of the processed distribution, or its logits"
     )
+    logits_processors: tuple[str, ...] = option((), "logits processor classes, as module:Class")
+    reasoning_start_str: str = option("<think>", "how the model begins its reasoning")
+    reasoning_end_str: str = option("</think>", "how it ends it; see thinking_token_budget")
 
 
 @dataclass(frozen=True, kw_only=True)

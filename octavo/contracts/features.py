@@ -41,9 +41,16 @@ class Admission(enum.Enum):
 
 
 class SchedulerHook:
-    """Core half of a feature. All methods run in the scheduler's thread and must be cheap."""
+    """Core half of a feature. All methods run in the scheduler's thread and must be cheap.
+
+    Attributes:
+        name: of the feature.
+        error_param: the request's field that `error_of` is about; None if it is not the request's
+            fault.
+    """
 
     name: str = ""
+    error_param: str | None = None
 
     def on_add(self, request: RequestView) -> None:
         """A request arrived."""

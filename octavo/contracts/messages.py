@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from octavo.contracts.logprobs import Logprob as Logprob
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
+from octavo.contracts.structured_outputs import GrammarSource
 
 
 class FinishReason(enum.IntEnum):
@@ -25,17 +27,20 @@ class FinishReason(enum.IntEnum):
     LENGTH = 1  # max_tokens or max_model_len
     ABORT = 2  # the caller went away
     ERROR = 3  # this request failed; the engine goes on
+    REPETITION = 4  # its output repeated itself (`SamplingParams.repetition_detection`)
+    TIMEOUT = 5  # `max_time_ms` or `ttft_deadline_ms`
 
     def __str__(self) -> str:
         return self.name.lower()
 
 
 class LogprobRows(msgspec.Struct, array_like=True, gc=False):
-    """Log probabilities of n tokens. Column 0 is the sampled (or given) token, then the top k.
+    """Log probabilities of n tokens. Column 0 is the sampled (or given) token, then come the top k,
+    then m ids that were listed.
 
     Attributes:
-        token_ids: [n, 1 + k] int32.
-        logprobs: [n, 1 + k] float32, of the raw (unfiltered) distribution, or what else
+        token_ids: [n, 1 + k + m] int32.
+        logprobs: [n, 1 + k + m] float32, of the raw (unfiltered) distribution, or what else
             `ModelConfig.logprobs_mode` says.
         ranks: [n] int32, rank of the token in column 0, from 1.
     """
@@ -48,6 +53,17 @@ class LogprobRows(msgspec.Struct, array_like=True, gc=False):
         return len(self.ranks)
 
 
+class Thinking(msgspec.Struct, array_like=True, gc=False):
+    """How a model marks its reasoning. Each at least one id.
+
+    Attributes:
+        start_ids, end_ids: the tokens of the mark of its beginning, and of its end.
+    """
+
+    start_ids: list[int]
+    end_ids: list[int]
+
+
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One sequence to generate. `n > 1` is n EngineRequests that name the same `fork_of`.
 
@@ -57,8 +73,14 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         sampling_params: with `seed` always set (drawn at admission if the user gave none).
         eos_token_ids: the model's end ids; the core stops on them unless `ignore_eos`.
         bad_words_token_ids: each spelling of each of the parameters' `bad_words`, as ids.
+        grammar: what the output must be (the parameters' `structured_outputs` do not travel).
+        thinking: the model's marks, for `thinking_token_budget`; None where there is none.
         sample_index: which of n completions; part of the key of the random stream.
-        fork_of: request id of completion 0, whose prompt KV this one shares; None for itself.
+        fork_of: request id of completion 0, whose prompt KV this one shares; None for itself. Or
+            the id of an ended request with `leaves_fork_source`, whose prompt is this one's but
+            for the last token.
+        leaves_fork_source: remember, as long as they are not handed out anew, where keys and values
+            of its prompt are, for those that fork it when it has ended.
         priority: lower runs first (policy "priority").
         cache_salt: requests share cached prefixes only within the same salt.
         lora_name: adapter; part of block hashes. Refused until there is LoRA.
@@ -71,9 +93,12 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     pooling_params: PoolingParams | None = None
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
+    grammar: GrammarSource | None = None
+    thinking: Thinking | None = None
     arrival_time: float = 0.0
     sample_index: int = 0
     fork_of: str | None = None
+    leaves_fork_source: bool = False
     priority: int = 0
     cache_salt: str | None = None
     lora_name: str | None = None
@@ -94,6 +119,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         queue_time: seconds from `arrival_time` until it was first scheduled; sent with the first
             output. None where nobody measured it.
         error: message for the user when finish_reason is ERROR.
+        error_param: the request's field that is at fault, where it is the request's.
     """
 
     request_id: str
@@ -106,6 +132,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     num_cached_tokens: int = 0
     queue_time: float | None = None
     error: str | None = None
+    error_param: str | None = None
 
 
 class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -141,29 +168,17 @@ class EngineOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
 
 @dataclass(slots=True)
-class Logprob:
-    """Log probability of one token at one position.
-
-    Attributes:
-        logprob: natural log, of the raw distribution (or see `ModelConfig.logprobs_mode`).
-        rank: from 1; None where it was not asked for.
-        decoded_token: its text; None without detokenizing.
-    """
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-@dataclass(slots=True)
 class CompletionOutput:
     """One of the n completions of a request (all of it, or the new part of it: `output_kind`).
 
     Attributes:
-        logprobs: per token {token id: Logprob}, the sampled one first; None if not asked for.
+        logprobs: per token {token id: Logprob}, the sampled one first; None if not asked for. A
+            `FlatLogprobs` reads as such a list (`SamplingParams.flat_logprobs`).
         cumulative_logprob: sum over the sampled tokens so far; None if not asked for.
-        finish_reason: "stop", "length", "abort", "error", or None while it runs.
+        finish_reason: "stop", "length", "repetition", "timeout", "abort", "error", or None while it
+            runs.
         stop_reason: the stop string or stop token id that ended it; None for EOS and length.
+        error, error_param: as in `EngineOutput`.
     """
 
     index: int
@@ -174,6 +189,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    error_param: str | None = None
 
     @property
     def finished(self) -> bool:
@@ -188,7 +204,8 @@ class RequestOutput:
         prompt: the text, where the prompt was given as text.
         num_cached_tokens: prompt tokens that came from the prefix cache (completion 0).
         prompt_logprobs: per prompt token {token id: Logprob}, the token itself first; None for the
-            first, which nothing comes before. None if not asked for, or if the request ended early.
+            first, which nothing comes before, and for those before `prompt_logprob_start`. None if
+            not asked for, or if the request ended early.
     """
 
     request_id: str

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from octavo.contracts.kv_spec import BlockCopy
-from octavo.contracts.messages import LogprobRows
+from octavo.contracts.messages import LogprobRows, Thinking
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 
@@ -32,7 +32,7 @@ class NewRequestData:
         block_ids: per KV group, all blocks it has.
         num_computed_tokens: tokens whose KV is already in those blocks.
         stop_ids: ids to mask while fewer than `min_tokens` are out.
-        bad_words_token_ids: see `EngineRequest`.
+        bad_words_token_ids, thinking: see `EngineRequest`.
     """
 
     request_id: str
@@ -45,6 +45,7 @@ class NewRequestData:
     sample_index: int = 0
     stop_ids: list[int] = field(default_factory=list)
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
+    thinking: Thinking | None = None
     lora_name: str | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 
@@ -102,7 +103,13 @@ class SchedulerOutput:
 
 @dataclass(slots=True, kw_only=True)
 class GrammarOutput:
-    """Token masks for sampling. `bitmask` [len(request_ids), ceil(vocab / 32)] int32, 1 allows."""
+    """Token masks for sampling.
+
+    Attributes:
+        request_ids: in the order of the step's `samples`.
+        bitmask: [n, ceil(vocab / 32)] int32, 1 allows; the logits rows of the first request (one
+            per draft and one more), then those of the next.
+    """
 
     request_ids: list[str]
     bitmask: np.ndarray

@@ -122,11 +122,14 @@ class BlockHasher:
             extra += self._extra_keys(request, start, end)
         return extra
 
-    def have_same_prompt(self, a: Request, b: Request) -> bool:
-        """Whether the prompts of two requests have the same KV, to the last token."""
-        if a.engine_request.prompt_token_ids != b.engine_request.prompt_token_ids:
+    def have_same_prompt(self, a: Request, b: Request, *, but_last: int = 0) -> bool:
+        """Whether the prompts of two requests have the same KV, to the last token; the last
+        `but_last` tokens of b apart."""
+        num_tokens = b.num_prompt_tokens - but_last
+        theirs = b.engine_request.prompt_token_ids[:num_tokens]
+        if a.engine_request.prompt_token_ids != theirs:
             return False
-        keys = [encode_key(tuple(self.extra_keys(r, 0, r.num_prompt_tokens))) for r in (a, b)]
+        keys = [encode_key(tuple(self.extra_keys(r, 0, num_tokens))) for r in (a, b)]
         return keys[0] == keys[1]
 
     def _digest(

@@ -180,9 +180,14 @@ class BlockPool:
                 self._num_cached -= 1
         block.ref_cnt += 1
 
-    def free(self, blocks: Iterable[Block]) -> None:
+    def free(self, blocks: Iterable[Block], *, keeps_unhashed: bool = False) -> None:
         """One holder less for each of `blocks`, given in the order in which they may be lost:
-        the tail of a table before its head."""
+        the tail of a table before its head.
+
+        Args:
+            keeps_unhashed: whether blocks without a hash, which are else the first to be handed
+                out anew, may be wanted again as those with one.
+        """
         worthless = []
         for block in blocks:
             if block.ref_cnt <= 0:
@@ -192,11 +197,13 @@ class BlockPool:
                 continue
             if block.prev_same is not None or block.next_same is not None:
                 self._forget_hash(block)
-            if block.block_hash is None:
-                worthless.append(block)
-            else:
+            if block.block_hash is not None:
                 self._free.append(block)
                 self._num_cached += 1
+            elif keeps_unhashed:
+                self._free.append(block)
+            else:
+                worthless.append(block)
         self._free.prepend_all(worthless)
 
     # ---------------------------------------------------------------- hashes

@@ -14,30 +14,40 @@ class HookChain:
 
     def __init__(self, hooks: Sequence[SchedulerHook]) -> None:
         self._hooks = tuple(hooks)
+        # Asked for every request of every step, and for every block: by those who have an answer.
+        self._clamping = _overriding(hooks, "clamp_tokens")
+        self._hashing = _overriding(hooks, "extra_hash_keys")
         self._kept: dict[str, tuple[Request, set[str]]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._hooks)
+    @property
+    def clamps(self) -> bool:
+        """Whether `clamp` can change anything."""
+        return bool(self._clamping)
+
+    @property
+    def adds_hash_keys(self) -> bool:
+        """Whether there can be `extra_hash_keys`."""
+        return bool(self._hashing)
 
     def added(self, request: Request) -> None:
         """A request arrived."""
         for hook in self._hooks:
             hook.on_add(request)
 
-    def admission(self, request: Request) -> tuple[Admission, str]:
-        """Whether all hooks let it run, and why not if one fails it."""
+    def admission(self, request: Request) -> tuple[Admission, SchedulerHook | None]:
+        """Whether all hooks let it run; the hook that fails it, if one does."""
         verdict = Admission.READY
         for hook in self._hooks:
             answer = hook.can_admit(request)
             if answer is Admission.FAIL:
-                return answer, hook.error_of(request)
+                return answer, hook
             if answer is Admission.WAIT:
                 verdict = answer
-        return verdict, ""
+        return verdict, None
 
     def clamp(self, request: Request, num_new_tokens: int) -> int:
         """The fewest tokens that any hook allows."""
-        for hook in self._hooks:
+        for hook in self._clamping:
             num_new_tokens = min(num_new_tokens, hook.clamp_tokens(request, num_new_tokens))
         return max(0, num_new_tokens)
 
@@ -47,7 +57,7 @@ class HookChain:
         """All hooks' keys, each with the hook's name."""
         return [
             (f"hook/{hook.name}", key)
-            for hook in self._hooks
+            for hook in self._hashing
             for key in hook.extra_hash_keys(request, start, end)
         ]
 
@@ -95,3 +105,9 @@ class HookChain:
         """A step's results, before requests are updated with them."""
         for hook in self._hooks:
             hook.on_output(step, output)
+
+
+def _overriding(hooks: Sequence[SchedulerHook], method: str) -> tuple[SchedulerHook, ...]:
+    """The hooks with a method of their own."""
+    neutral = getattr(SchedulerHook, method)
+    return tuple(hook for hook in hooks if getattr(type(hook), method) is not neutral)

@@ -204,9 +204,12 @@ class KVCacheManager:
             request.num_cached_blocks = num_full
 
     def free(self, request: Request) -> None:
-        """Give back all its blocks, tail before head. They can still be found by their hash."""
+        """Give back all its blocks, tail before head. They can still be found by their hash, and
+        those of a fork source by those who fork it."""
+        is_source = request.fork_source is not None
         for table in request.block_tables:
-            self.pool.free(block for block in reversed(table) if not block.is_null)
+            blocks = (block for block in reversed(table) if not block.is_null)
+            self.pool.free(blocks, keeps_unhashed=is_source)
             table.clear()
         request.num_cached_blocks = request.num_roomy_tokens = 0
 

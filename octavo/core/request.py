@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.contracts.messages import EngineRequest, FinishReason
+from octavo.core.repetition import RepetitionDetector
 from octavo.errors import PromptTooLongError, RequestError, shown
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ class Request:
         logprobs_per_prompt_token: how many log probabilities come of every token of its prompt.
         num_preemptions: how often it lost its blocks.
         num_overtaken: requests behind it that were admitted while it did not fit.
-        num_prompt_logprobs_sent: prompt tokens whose logprobs the user has.
+        first_prompt_logprob: position of the first prompt token that has logprobs.
+        num_prompt_logprobs_sent: up to which prompt token the user has them.
+        repetition: notices that the output repeats itself; None where nobody asked.
         parent: the request whose prompt KV it waits for (n > 1).
         num_waiting_children: requests that wait for this one's prompt KV.
         fork_source: what it left to them.
@@ -110,6 +113,7 @@ class Request:
         "engine_request",
         "eos_token_ids",
         "epoch",
+        "first_prompt_logprob",
         "fork_source",
         "has_failed",
         "has_output",
@@ -132,6 +136,7 @@ class Request:
         "num_waiting_children",
         "output_token_ids",
         "parent",
+        "repetition",
         "request_id",
         "skips_prefix_cache",
         "spec_token_ids",
@@ -161,7 +166,8 @@ class Request:
         max_tokens = None if params is None else params.max_tokens
         ends = max_len if max_tokens is None else self.num_prompt_tokens + max_tokens
         self.max_num_tokens = min(ends, max_len)
-        ignores_eos = params is None or params.ignore_eos
+        # Where a grammar allows only the end, nothing could follow.
+        ignores_eos = params is None or (params.ignore_eos and engine_request.grammar is None)
         self.eos_token_ids = frozenset(() if ignores_eos else engine_request.eos_token_ids)
         stop_ids = (params.stop_token_ids if params is not None else None) or ()
         self.all_stop_token_ids = self.eos_token_ids.union(stop_ids)
@@ -169,9 +175,17 @@ class Request:
         prompt_logprobs = None if params is None else params.prompt_logprobs
         self.skips_prefix_cache = prompt_logprobs is not None
         self.logprobs_per_prompt_token = 0
-        if prompt_logprobs is not None:
-            k = _LARGEST_VOCABULARY if prompt_logprobs == -1 else prompt_logprobs
-            self.logprobs_per_prompt_token = 1 + k
+        self.first_prompt_logprob = 1
+        self.repetition: RepetitionDetector | None = None
+        if params is not None:
+            self.skips_prefix_cache |= params.skip_reading_prefix_cache is True
+            self.first_prompt_logprob = max(1, params.prompt_logprob_start)
+            if params.repetition_detection is not None:
+                self.repetition = RepetitionDetector(params.repetition_detection)
+            if prompt_logprobs is not None:
+                k = _LARGEST_VOCABULARY if prompt_logprobs == -1 else prompt_logprobs
+                listed = params.prompt_logprob_token_ids or ()
+                self.logprobs_per_prompt_token = 1 + k + len(listed)
 
         self.block_tables: tuple[BlockTable, ...] = tuple([] for _ in range(num_groups))
         self.num_cached_blocks = 0
@@ -246,15 +260,16 @@ class Request:
     def ending_with(self, token_id: int) -> Ending | None:
         """Whether a token, just appended, ends the request: (why, the stop token id).
 
-        In this order: an end-of-sequence id, a stop id, the length. Before `min_tokens` the
-        worker masks the former two.
+        In this order: an end-of-sequence id, a stop id, the length, a repetition. Before
+        `min_tokens` the worker masks the former two.
         """
+        is_stuck = self.repetition is not None and self.repetition.push((token_id,)) is not None
         if token_id in self.all_stop_token_ids:
             is_eos = token_id in self.eos_token_ids
             return FinishReason.STOP, None if is_eos else token_id
         if len(self.token_ids) >= self.max_num_tokens:
             return FinishReason.LENGTH, None
-        return None
+        return (FinishReason.REPETITION, None) if is_stuck else None
 
 
 def check_request(request: EngineRequest, max_model_len: int, max_len: int) -> None:

@@ -33,6 +33,9 @@ from octavo.core.step_plan import NO_DRAFTS, StepPlan, StepRecord
 from octavo.core.update import settle
 from octavo.errors import DuplicateIdError
 
+_MAX_LEFT = 2
+"""Ended requests whose blocks are remembered for those that will fork them, per running one."""
+
 
 class Scheduler:
     """Requests, their KV blocks, and the steps they are computed in.
@@ -63,7 +66,7 @@ class Scheduler:
         self._config = config
         self._hooks = HookChain(hooks)
         block_size = kv_cache_config.groups[0].spec.block_size
-        extra_keys = self._hooks.extra_hash_keys if hooks else None
+        extra_keys = self._hooks.extra_hash_keys if self._hooks.adds_hash_keys else None
         self._hasher = BlockHasher(hash_secret, block_size, extra_keys)
         self._kv = KVCacheManager(
             kv_cache_config,
@@ -77,6 +80,7 @@ class Scheduler:
 
         order = ORDERS[config.scheduling_policy]
         self._requests: dict[str, Request] = {}
+        self._left: dict[str, Request] = {}  # ended, with a fork source; the oldest first
         self._waiting = RequestQueue(order)
         self._running = RequestQueue(order)
         self._in_flight: deque[StepRecord] = deque()
@@ -110,14 +114,26 @@ class Scheduler:
             max_len=self._max_len,
         )
         self._num_arrivals += 1
-        if request.fork_of is not None and not added.skips_prefix_cache:
-            parent = self._requests.get(request.fork_of)
-            if parent is not None and self._hasher.have_same_prompt(parent, added):
-                added.parent = parent
-                parent.num_waiting_children += 1
+        if request.fork_of is not None:
+            added.parent = self._parent_of(added, request.fork_of)
+            if added.parent is not None:
+                added.parent.num_waiting_children += 1
         self._requests[request_id] = added
         self._waiting.add(added)
         self._hooks.added(added)
+
+    def _parent_of(self, request: Request, parent_id: str) -> Request | None:
+        """The request whose keys and values a new one shares, if there is one of that id with such
+        a prompt."""
+        if request.logprobs_per_prompt_token:
+            return None
+        parent = self._requests.get(parent_id)
+        if parent is not None:
+            return parent if self._hasher.have_same_prompt(parent, request) else None
+        parent = self._left.get(parent_id)
+        if parent is not None and self._hasher.have_same_prompt(parent, request, but_last=1):
+            return parent
+        return None
 
     def finish_requests(
         self, request_ids: Iterable[str], reason: FinishReason
@@ -157,7 +173,12 @@ class Scheduler:
         for request in self._hooks.take_freed():
             self._kv.free(request)
         config = self._config
-        budget = TokenBudget(config.max_num_batched_tokens, config.long_prefill_token_threshold)
+        budget = TokenBudget(
+            config.max_num_batched_tokens,
+            config.long_prefill_token_threshold,
+            # A step has a logits row for every place of the batch.
+            num_draft_rows=max(0, config.max_num_seqs - len(self._requests)),
+        )
         plan = StepPlan(self._num_steps, budget)
         self._num_steps += 1
         self._schedule_running(plan)
@@ -193,7 +214,7 @@ class Scheduler:
             drafts = NO_DRAFTS
             if request.spec_token_ids and num_tokens == num_wanted:
                 drafts = request.usable_drafts()[: budget.num_drafts(num_tokens, num_behind)]
-            if self._hooks:
+            if self._hooks.clamps:
                 num_allowed = self._hooks.clamp(request, num_tokens + len(drafts))
                 drafts = drafts[: max(0, num_allowed - num_tokens)]
                 num_tokens = min(num_tokens, num_allowed)
@@ -246,9 +267,10 @@ class Scheduler:
             and not passed_over.holds_up_others
         ):
             request = waiting[index]
-            verdict, error = self._may_start(request, plan)
-            if verdict is Admission.FAIL:
-                self._outputs.append(self._fail(request, error))
+            verdict, refusing = self._may_start(request, plan)
+            if refusing is not None:
+                error = refusing.error_of(request)
+                self._outputs.append(self._fail(request, error, refusing.error_param))
                 continue
             index += 1
             if verdict is Admission.WAIT:
@@ -261,8 +283,10 @@ class Scheduler:
                 passed_over.count_admission()
                 num_reserved += self._kv.num_missing_blocks(request)
 
-    def _may_start(self, request: Request, plan: StepPlan) -> tuple[Admission, str]:
-        """Whether nothing but room keeps a request waiting, and why if a hook fails it."""
+    def _may_start(
+        self, request: Request, plan: StepPlan
+    ) -> tuple[Admission, SchedulerHook | None]:
+        """Whether nothing but room keeps a request waiting; the hook that fails it, if one does."""
         parent = request.parent
         if parent is not None and (
             parent.status is RequestStatus.WAITING
@@ -271,7 +295,7 @@ class Scheduler:
                 and plan.computed_before(parent) < parent.num_prompt_tokens
             )
         ):
-            return Admission.WAIT, ""
+            return Admission.WAIT, None
         return self._hooks.admission(request)
 
     def _prefix_of(self, request: Request, num_reserved: int) -> Prefix | None:
@@ -292,7 +316,7 @@ class Scheduler:
         """Let a waiting request run; False if a hook allows it no token now."""
         num_wanted = request.num_tokens - prefix.num_tokens
         num_tokens = plan.budget.chunk(num_wanted, 0, request.logprobs_per_prompt_token)
-        if self._hooks:
+        if self._hooks.clamps:
             num_tokens = self._hooks.clamp(request, num_tokens)
             if not num_tokens:
                 return False
@@ -412,11 +436,14 @@ class Scheduler:
         self._stats.num_preemptions += 1
         self._hooks.preempted(request)
 
-    def _fail(self, request: Request, error: str) -> EngineOutput:
+    def _fail(self, request: Request, error: str, param: str | None = None) -> EngineOutput:
         request.has_failed = True
         self._end(request)
         return EngineOutput(
-            request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error
+            request_id=request.request_id,
+            finish_reason=FinishReason.ERROR,
+            error=error,
+            error_param=param,
         )
 
     def _end(self, request: Request) -> None:
@@ -430,7 +457,13 @@ class Scheduler:
         if not request.has_failed:
             self._kv.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens))
             num_shared = request.num_prompt_tokens - 1
-            if request.num_waiting_children and request.num_computed_tokens > num_shared:
+            is_left = request.engine_request.leaves_fork_source
+            if is_left and request.num_computed_tokens > num_shared:
+                request.fork_source = self._kv.fork_source_of(request, num_shared + 1)
+                self._left[request.request_id] = request
+                if len(self._left) > _MAX_LEFT * self._config.max_num_seqs:
+                    del self._left[next(iter(self._left))]
+            elif request.num_waiting_children and request.num_computed_tokens > num_shared:
                 request.fork_source = self._kv.fork_source_of(request, num_shared)
         request.status = RequestStatus.FINISHED
         request.epoch += 1
@@ -443,6 +476,7 @@ class Scheduler:
             request.parent = None
 
     def _forget_fork_sources(self) -> None:
+        self._left.clear()
         for request in self._waiting.requests:
             if request.parent is not None:
                 request.parent.fork_source = None

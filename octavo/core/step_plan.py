@@ -70,6 +70,7 @@ class StepPlan:
             num_drafts = len(drafts)
             num_tokens += num_drafts
             request.num_drafts_in_flight = num_drafts
+            self.budget.remaining_draft_rows -= num_drafts
             self.step.scheduled_drafts[request.request_id] = list(drafts)
         self.record.scheduled.append(
             (request, request.epoch, start, num_tokens, num_drafts, samples)
@@ -116,6 +117,7 @@ class StepPlan:
                 sample_index=wire.sample_index,
                 stop_ids=sorted(request.all_stop_token_ids) if masks_stops else [],
                 bad_words_token_ids=wire.bad_words_token_ids,
+                thinking=wire.thinking,
                 lora_name=wire.lora_name,
                 extras=wire.extras,
             )

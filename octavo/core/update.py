@@ -99,12 +99,13 @@ def unsent_prompt_rows(
 
     Args:
         start: position of the first token computed in that step; row i is about the prompt token
-            at position start + 1 + i.
+            at position i + the larger one of start + 1 and `prompt_logprob_start`.
     """
     if rows is None or not len(rows):
         return None
-    num_sent = min(len(rows), max(0, request.num_prompt_logprobs_sent - start))
-    request.num_prompt_logprobs_sent = max(request.num_prompt_logprobs_sent, start + len(rows))
+    first = max(start + 1, request.first_prompt_logprob)
+    num_sent = min(len(rows), max(0, request.num_prompt_logprobs_sent - first))
+    request.num_prompt_logprobs_sent = max(request.num_prompt_logprobs_sent, first + len(rows))
     return _rows(rows, slice(num_sent, None)) if num_sent < len(rows) else None
 
 

@@ -12,17 +12,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from octavo.config.engine import EngineConfig
+from octavo.contracts.beam_search_params import BeamSearchParams
 from octavo.contracts.kv_spec import BLOCK_SIZE
 from octavo.contracts.messages import EngineOutputs, FinishReason, RequestOutput, SchedulerStats
 from octavo.contracts.sampling_params import SamplingParams
+from octavo.engine.beam_search import begin_beam_search
 from octavo.engine.core_client import AsyncCoreClient
 from octavo.engine.core_launch import CoreHandle
-from octavo.engine.input_processor import InputProcessor, PromptType
+from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.output_stream import OutputStream
 from octavo.engine.socket_client import SocketClient
-from octavo.errors import DuplicateIdError, EngineDeadError
+from octavo.errors import DuplicateIdError, EngineDeadError, RequestError
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
@@ -138,21 +140,17 @@ class AsyncLLM:
             EngineDeadError: the engine died, or is shutting down.
         """
         self._ensure_accepting()
+        if params.logits_processors:
+            raise RequestError(
+                "logits_processors are for LLM, which runs in the caller's process; start the "
+                "engine with logits processor classes instead",
+                param="logits_processors",
+            )
         process = partial(self._input_processor.process, priority=priority, cache_salt=cache_salt)
         request = await self._in_thread(process, request_id, prompt, params)
-        self._ensure_accepting()
-        if request_id in self._streams:  # it may have ended, and its last output not been read
-            raise DuplicateIdError(
-                f"request_id={request_id!r} is in use; wait for its end or choose another",
-                param="request_id",
-            )
-        self._output_processor.add_request(request)
-        stream = self._streams[request_id] = OutputStream(request.params.output_kind)
-        self._idle.clear()
-        self.metrics.add_requests(request.engine_requests)
+        stream = self._open(request)
         try:
-            for engine_request in request.engine_requests:
-                await self._client.add_request(engine_request)
+            await self._submit(request)
             while True:
                 output = await stream.get()
                 yield output
@@ -160,6 +158,34 @@ class AsyncLLM:
                     return
         finally:
             self._end(request_id)
+
+    async def beam_search(
+        self,
+        prompt: PromptType,
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        skip_special_tokens: bool = True,
+    ) -> RequestOutput:
+        """The sequences that a beam search found, the best first, as the completions of one output.
+        Cancelling it aborts what runs. Raises as `generate`."""
+        self._ensure_accepting()
+        begin = partial(
+            begin_beam_search, self._input_processor, priority=priority, cache_salt=cache_salt
+        )
+        search = await self._in_thread(begin, request_id, prompt, params)
+        while not search.done:
+            tasks = [asyncio.ensure_future(self._last_of(r)) for r in search.next_requests()]
+            try:
+                search.take(await asyncio.gather(*tasks))
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        finish = partial(search.request_output, skip_special_tokens=skip_special_tokens)
+        return await self._in_thread(finish, self.tokenizer)
 
     async def abort(self, request_id: str) -> None:
         """End a request: its generator gives a last output with finish_reason "abort"."""
@@ -226,6 +252,36 @@ class AsyncLLM:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # ---------------------------------------------------------------- ends
+
+    def _open(self, request: ProcessedRequest) -> OutputStream:
+        """Expect a request's outputs, until `_end`. Raises DuplicateIdError, EngineDeadError."""
+        self._ensure_accepting()
+        request_id = request.request_id
+        if request_id in self._streams:  # it may have ended, and its last output not been read
+            raise DuplicateIdError(
+                f"request_id={request_id!r} is in use; wait for its end or choose another",
+                param="request_id",
+            )
+        self._output_processor.add_request(request)
+        stream = self._streams[request_id] = OutputStream(request.params.output_kind)
+        self._idle.clear()
+        self.metrics.add_requests(request.engine_requests)
+        return stream
+
+    async def _submit(self, request: ProcessedRequest) -> None:
+        for engine_request in request.engine_requests:
+            await self._client.add_request(engine_request)
+
+    async def _last_of(self, request: ProcessedRequest) -> RequestOutput:
+        """Run a request to its end."""
+        stream = self._open(request)
+        try:
+            await self._submit(request)
+            while not (output := await stream.get()).finished:
+                pass
+            return output
+        finally:
+            self._end(request.request_id)
 
     async def _abort_in_core(self, engine_ids: list[str], reason: str) -> None:
         for engine_id in engine_ids:

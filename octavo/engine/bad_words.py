@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from octavo.contracts.sampling_params import MAX_BAD_WORDS, MAX_BAD_WORDS_TOKENS
+from octavo.contracts.sampling_limits import MAX_BAD_WORDS, MAX_BAD_WORDS_TOKENS
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:

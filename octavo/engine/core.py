@@ -1,18 +1,21 @@
 """EngineCore: the loop over scheduler and executor, with up to `pipeline_depth` steps in flight.
 
-    fill the queue:  schedule() → execute_model(step) → sample_tokens() → future
+    fill the queue:  schedule() → execute_model(step) → sample_tokens(grammar) → future
     take the oldest: future.result() → update_from_output()
 
 With depth 1 that is synchronous; with more, step k+1 is scheduled and submitted before the result
-of step k is waited for.
+of step k is waited for. A grammar's mask needs the tokens before it: where step k samples one of
+these, step k+1 is executed, but sampled only when the result of step k is known.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 
 from octavo import env
 from octavo.config.engine import EngineConfig
@@ -28,14 +31,25 @@ from octavo.contracts.step import RunnerOutput, SchedulerOutput
 from octavo.core.block_hash import load_hash_secret
 from octavo.core.scheduler import Scheduler
 from octavo.engine.bad_words import check_bad_words
+from octavo.engine.deadlines import Deadlines
 from octavo.errors import ConfigError, EngineDeadError, OctavoError, RequestError
 from octavo.executor.base import Executor
 from octavo.log import get_logger
+from octavo.structured.manager import StructuredOutputs
+from octavo.structured.vocabulary import Vocabulary
 
 logger = get_logger(__name__)
 
 _IDLE_WAIT_SECONDS = 0.001
 """How long a step waits that finds requests but none that may run (a hook holds them back)."""
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A step whose forward was submitted, and its sampling too once it has a `future`."""
+
+    step: SchedulerOutput
+    future: Future[RunnerOutput] | None = None
 
 
 class EngineCore:
@@ -49,19 +63,33 @@ class EngineCore:
         config: as the user asked; resolved by the executor (`info.config`).
         executor: not started yet.
         hooks: core halves of features.
+        vocabulary: makes the vocabulary for a number of logits columns, when the first request
+            with a grammar comes; without it such requests are refused.
 
     Raises:
         ConfigError, MemoryPlanError, ModelError: the executor cannot start.
     """
 
     def __init__(
-        self, config: EngineConfig, executor: Executor, hooks: Sequence[SchedulerHook] = ()
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        hooks: Sequence[SchedulerHook] = (),
+        *,
+        vocabulary: Callable[[int], Vocabulary] | None = None,
     ) -> None:
         self._executor = executor
+        self._structured: StructuredOutputs | None = None
         try:
             self.info = executor.start()
             self.config = self.info.config
             assert self.config.model.max_model_len is not None
+            if vocabulary is not None:
+                vocab_size = self.info.vocab_size
+                self._structured = StructuredOutputs(
+                    partial(vocabulary, vocab_size), vocab_size=vocab_size
+                )
+                hooks = (self._structured, *hooks)
             self.scheduler = Scheduler(
                 self.config.scheduler,
                 self.info.kv_cache_config,
@@ -74,10 +102,11 @@ class EngineCore:
             executor.shutdown()
             raise
         self._depth = self.config.scheduler.pipeline_depth
-        self._in_flight: deque[tuple[SchedulerOutput, Future[RunnerOutput]]] = deque()
+        self._in_flight: deque[_InFlight] = deque()
         # Arrival of requests that have never run, queue time of those that have had no output.
         self._arrivals: dict[str, float] = {}
         self._queue_times: dict[str, float] = {}
+        self._deadlines = Deadlines()
         self._check_integrity = env.check_integrity()
         self._dead: EngineDeadError | None = None
 
@@ -89,8 +118,16 @@ class EngineCore:
         """
         self._ensure_alive()
         _check_request(request, self.info.vocab_size)
+        if request.grammar is not None and self._structured is None:
+            raise RequestError(
+                "structured outputs need the model's tokenizer, which this engine was not given",
+                param="structured_outputs",
+            )
         self.scheduler.add_request(request)
-        self._arrivals[request.request_id] = request.arrival_time or time.monotonic()
+        arrival = request.arrival_time or time.monotonic()
+        self._arrivals[request.request_id] = arrival
+        if request.sampling_params is not None:
+            self._deadlines.add(request.request_id, request.sampling_params, arrival)
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """End requests at once. Nothing more comes of them; unknown ids are passed over."""
@@ -98,6 +135,7 @@ class EngineCore:
         for output in self.scheduler.finish_requests(request_ids, FinishReason.ABORT):
             self._arrivals.pop(output.request_id, None)
             self._queue_times.pop(output.request_id, None)
+            self._deadlines.remove(output.request_id)
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
@@ -136,13 +174,16 @@ class EngineCore:
         """Stop the executor. May be called twice."""
         self._dead = self._dead or EngineDeadError("the engine was shut down")
         self._in_flight.clear()
+        if self._structured is not None:
+            self._structured.close()
         self._executor.shutdown()
 
     # ---------------------------------------------------------------- one step
 
     def _step(self) -> EngineOutputs:
-        outputs: list[EngineOutput] = []
-        while len(self._in_flight) < self._depth and self.scheduler.has_work():
+        late = self._deadlines.take_late(time.monotonic())
+        outputs = self.scheduler.finish_requests(late, FinishReason.TIMEOUT) if late else []
+        while self._may_submit() and self.scheduler.has_work():
             step = self.scheduler.schedule()
             if _is_empty(step):
                 outputs += self.scheduler.update_from_output(
@@ -150,12 +191,15 @@ class EngineCore:
                 )
                 break
             self._note_scheduled(step)
-            self._in_flight.append((step, self._submit(step)))
+            self._in_flight.append(self._execute(step))
+            outputs += self._sample_newest()
         if self._in_flight:
-            step, future = self._in_flight[0]
-            result = self._result_of(step, future)  # Ctrl-C in here loses nothing
+            oldest = self._in_flight[0]
+            result = self._result_of(oldest)  # Ctrl-C in here loses nothing
             self._in_flight.popleft()
-            outputs += self.scheduler.update_from_output(step, result)
+            outputs += self.scheduler.update_from_output(oldest.step, result)
+            outputs += self._sample_newest()
+            self._offer_forced_tokens(oldest.step)
         elif not outputs and self.scheduler.has_unfinished_requests():
             time.sleep(_IDLE_WAIT_SECONDS)
         if self._check_integrity:
@@ -163,17 +207,54 @@ class EngineCore:
         self._note_outputs(outputs)
         return EngineOutputs(outputs=outputs, stats=self.scheduler.stats())
 
-    def _submit(self, step: SchedulerOutput) -> Future[RunnerOutput]:
+    def _may_submit(self) -> bool:
+        """Whether the executor takes another step now: it samples the last one first."""
+        return not self._in_flight or (
+            len(self._in_flight) < self._depth and self._in_flight[-1].future is not None
+        )
+
+    def _execute(self, step: SchedulerOutput) -> _InFlight:
         try:
             self._executor.execute_model(step)
-            return self._executor.sample_tokens(None)
         except Exception as error:
-            failed: Future[RunnerOutput] = Future()
-            failed.set_exception(error)
-            return failed
+            return _InFlight(step, _failed(error))
+        return _InFlight(step)
 
-    def _result_of(self, step: SchedulerOutput, future: Future[RunnerOutput]) -> RunnerOutput:
+    def _sample_newest(self) -> list[EngineOutput]:
+        """Submit the sampling of the newest step, if that is still to be done and the tokens that
+        its masks follow are known. Returns the ends of requests whose grammar gave up."""
+        if not self._in_flight or self._in_flight[-1].future is not None:
+            return []
+        newest = self._in_flight[-1]
+        constrained = newest.step.grammar_request_ids
+        outputs: list[EngineOutput] = []
+        grammar = None
+        if constrained and self._structured is not None:
+            before = list(self._in_flight)[:-1]
+            if any(not set(constrained).isdisjoint(older.step.samples) for older in before):
+                return []
+            grammar, failed = self._structured.masks(newest.step)
+            for request_id, error in failed.items():
+                for output in self.scheduler.finish_requests([request_id], FinishReason.ERROR):
+                    output.error, output.error_param = error, self._structured.error_param
+                    outputs.append(output)
+        try:
+            newest.future = self._executor.sample_tokens(grammar)
+        except Exception as error:
+            newest.future = _failed(error)
+        return outputs
+
+    def _offer_forced_tokens(self, step: SchedulerOutput) -> None:
+        """What grammars leave no choice about after a step goes into the next one, as drafts."""
+        if step.grammar_request_ids and self._structured is not None:
+            self.scheduler.update_draft_token_ids(
+                self._structured.forced_token_ids(step.grammar_request_ids)
+            )
+
+    def _result_of(self, in_flight: _InFlight) -> RunnerOutput:
         """The step's result; where it failed, one that fails every request in it."""
+        step, future = in_flight.step, in_flight.future
+        assert future is not None, "the oldest step waits for nothing"
         try:
             return future.result()
         except EngineDeadError:
@@ -202,6 +283,9 @@ class EngineCore:
             output.queue_time = self._queue_times.pop(output.request_id, None)
             if output.finish_reason is not None:
                 self._arrivals.pop(output.request_id, None)
+                self._deadlines.remove(output.request_id)
+            elif output.new_token_ids:
+                self._deadlines.has_begun(output.request_id)
 
     def _ensure_alive(self) -> None:
         if self._dead is not None:
@@ -229,6 +313,10 @@ def _check_request(request: EngineRequest, vocab_size: int) -> None:
         raise RequestError("pooling_params are not supported yet", param="pooling_params")
     if request.lora_name is not None:
         raise RequestError("lora_name is not supported yet", param="lora_name")
+    if params.structured_outputs is not None:
+        raise RequestError(
+            "structured_outputs must come as the request's grammar", param="structured_outputs"
+        )
     if request.extras:
         raise RequestError(f"extras {sorted(request.extras)} are unknown", param="extras")
     for name in ("prompt_token_ids", "eos_token_ids"):
@@ -236,6 +324,9 @@ def _check_request(request: EngineRequest, vocab_size: int) -> None:
     for ids in request.bad_words_token_ids:
         _check_ids("bad_words_token_ids", ids, vocab_size)
     check_bad_words(request.bad_words_token_ids)
+    if request.thinking is not None:
+        for ids in (request.thinking.start_ids, request.thinking.end_ids):
+            _check_ids("thinking", ids, vocab_size)
     params.check_vocabulary(vocab_size)
 
 
@@ -252,6 +343,12 @@ def _is_empty(step: SchedulerOutput) -> bool:
     return not (
         step.num_scheduled_tokens or step.finished_request_ids or step.preempted_request_ids
     )
+
+
+def _failed(error: Exception) -> Future[RunnerOutput]:
+    future: Future[RunnerOutput] = Future()
+    future.set_exception(error)
+    return future
 
 
 def _text_of(error: Exception) -> str:

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from octavo.engine import wire
 from octavo.engine.core import EngineCore
 from octavo.errors import DuplicateIdError, EngineDeadError, OctavoError, RequestError
 from octavo.log import configure_logging, get_logger
+from octavo.structured.vocabulary import Vocabulary
 
 logger = get_logger(__name__)
 
@@ -89,7 +91,11 @@ class CoreProcess:
             with contextlib.closing(
                 resolve_model(start.model_path, load_format=load_format)
             ) as files:
-                core = EngineCore(start.config, executor_of(start.config, files))
+                core = EngineCore(
+                    start.config,
+                    executor_of(start.config, files),
+                    vocabulary=partial(_vocabulary, start),
+                )
         except OctavoError as error:
             self._send(wire.Failed(error=type(error).__name__, message=str(error)))
             return None
@@ -213,6 +219,20 @@ class CoreProcess:
         self._stopping.set()
         time.sleep(_PARENT_GRACE_SECONDS)
         os._exit(1)
+
+
+def _vocabulary(start: wire.Start, vocab_size: int) -> Vocabulary:
+    """The model's vocabulary, read anew: only grammars need it in this process."""
+    from octavo.engine.input_processor import vocabulary_of
+    from octavo.engine.tokenizer import tokenizer_of
+    from octavo.models.files import resolve_model
+
+    model = start.config.model
+    with contextlib.closing(
+        resolve_model(start.model_path, load_format=model.load_format)
+    ) as files:
+        tokenizer = tokenizer_of(model, files)
+        return vocabulary_of(tokenizer, files.generation_config, vocab_size)
 
 
 def main() -> int:

@@ -5,9 +5,10 @@ how many tokens a step brings:
 
 - Bytes of a character are withheld until it is whole. U+FFFD stands only for bytes that no
   continuation can mend; a character cut by the end of the output is left out.
-- The output stops at the first character that completes a stop string; of several that end there
-  the longest counts. A stop string that is complete within the first `min_tokens` tokens is text.
-- What could still become a stop string is withheld, and shown when it no longer can or at the end.
+- The output stops at the first character that completes a stop string, or a match of a stop regex;
+  of several that end there the longest counts. What is complete within the first `min_tokens`
+  tokens is text.
+- What could still become one is withheld, and shown when it no longer can or at the end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.contracts.sampling_params import SamplingParams
+from octavo.engine.stop_regex import RegexMatcher
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
@@ -31,7 +33,7 @@ class Piece:
         text: new text that nothing can take back.
         num_tokens: how many of the tokens belong to the output; fewer than were given where a stop
             string ended it.
-        stop: the stop string that ended it, or None.
+        stop: the stop string, or regex, that ended it, or None.
     """
 
     text: str
@@ -44,8 +46,8 @@ class Detokenizer:
 
     Args:
         tokenizer: gives the bytes of each id.
-        params: `detokenize` must be true. Reads stop, min_tokens, skip_special_tokens and
-            include_stop_str_in_output.
+        params: `detokenize` must be true. Reads stop, stop_regex, min_tokens, skip_special_tokens
+            and include_stop_str_in_output.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
@@ -54,8 +56,11 @@ class Detokenizer:
         self._keep_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._matchers = [_StopMatcher(s) for s in dict.fromkeys(params.stop_strings)]
-        self._held = ""  # the longest end of the text that some stop string begins with
+        self._matchers: list[_StopMatcher | RegexMatcher] = [
+            *map(_StopMatcher, dict.fromkeys(params.stop_strings)),
+            *map(RegexMatcher, dict.fromkeys(params.stop_regexes)),
+        ]
+        self._held = ""  # the longest end of the text that may become part of a stop
         self._num_tokens = 0
 
     def push(
@@ -76,11 +81,11 @@ class Detokenizer:
         for i, token_id in enumerate(body if self._matchers else ()):
             self._num_tokens += 1
             text = self._decode((token_id,))
-            end, stop = self._find_stop(text)
+            end, length, stop = self._find_stop(text)
             if stop is not None:
                 whole = self._held + text[:end]
                 self._held = ""
-                shown.append(whole if self._keep_stop else whole[: len(whole) - len(stop)])
+                shown.append(whole if self._keep_stop else whole[: len(whole) - length])
                 return Piece("".join(shown), i + 1, stop)
             shown.append(self._hold(text))
         if finished:
@@ -95,23 +100,24 @@ class Detokenizer:
         data = b"".join([token_bytes(i) for i in token_ids if i not in hidden])
         return self._decoder.decode(data)
 
-    def _find_stop(self, text: str) -> tuple[int, str | None]:
-        """Advance all matchers over `text`: where the first stop string ends, and which it is."""
-        first, found = len(text), None
+    def _find_stop(self, text: str) -> tuple[int, int, str | None]:
+        """Advance all matchers over `text`: where the first stop ends, its length, and which it
+        is."""
+        first, longest, found = len(text), 0, None
         for matcher in self._matchers:
             position = 0
-            while (end := matcher.advance(text, position)) >= 0:
+            while (match := matcher.advance(text, position)) is not None:
+                end, length = match
                 if self._num_tokens > self._min_tokens:
-                    longer = found is None or len(matcher.needle) > len(found)
-                    if end < first or (end == first and longer):
-                        first, found = end, matcher.needle
+                    if end < first or (end == first and length > longest):
+                        first, longest, found = end, length, matcher.name
                     break
                 position = end
-        return first, found
+        return first, longest, found
 
     def _hold(self, text: str) -> str:
-        """Append `text` to what is withheld; returns what no stop string can reach any more."""
-        keep = max(matcher.matched for matcher in self._matchers)
+        """Append `text` to what is withheld; returns what no stop can reach any more."""
+        keep = max(matcher.num_held for matcher in self._matchers)
         self._held += text
         cut = len(self._held) - keep
         safe, self._held = self._held[:cut], self._held[cut:]
@@ -136,18 +142,23 @@ def make_detokenizer(tokenizer: Tokenizer, params: SamplingParams) -> Detokenize
 class _StopMatcher:
     """Knuth-Morris-Pratt over text that comes in pieces: time is linear in the text, whatever the
     stop string. The failure table grows only as far as a match has ever come.
+
+    Attributes:
+        name: the stop string.
+        num_held: length of the longest end of the text that it begins with.
     """
 
-    __slots__ = ("_failure", "matched", "needle")
+    __slots__ = ("_failure", "name", "num_held")
 
     def __init__(self, needle: str) -> None:
-        self.needle = needle
-        self.matched = 0  # length of the longest end of the text that `needle` begins with
+        self.name = needle
+        self.num_held = 0
         self._failure = [0, 0]  # of the prefixes of length 0, 1, …: longest proper border
 
-    def advance(self, text: str, start: int) -> int:
-        """Read `text` from `start`. Returns the index after the first full match, or -1."""
-        needle, matched, i = self.needle, self.matched, start
+    def advance(self, text: str, start: int) -> tuple[int, int] | None:
+        """Read `text` from `start`. Returns the index after the first full match and the length of
+        the match, or None."""
+        needle, matched, i = self.name, self.num_held, start
         while i < len(text):
             if matched == 0:
                 i = text.find(needle[0], i)
@@ -161,14 +172,14 @@ class _StopMatcher:
                     matched += 1
             i += 1
             if matched == len(needle):
-                self.matched = self._border(matched)
-                return i
-        self.matched = matched
-        return -1
+                self.num_held = self._border(matched)
+                return i, matched
+        self.num_held = matched
+        return None
 
     def _border(self, length: int) -> int:
         """Length of the longest proper prefix of needle[:length] that also ends it."""
-        failure, needle = self._failure, self.needle
+        failure, needle = self._failure, self.name
         while len(failure) <= length:
             k, c = failure[-1], needle[len(failure) - 1]
             while k and needle[k] != c:

@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 import msgspec
 
 from octavo.config.sections import ModelConfig
-from octavo.contracts.messages import EngineRequest, engine_request_ids
+from octavo.contracts.messages import EngineRequest, Thinking, engine_request_ids
+from octavo.contracts.sampling_limits import MAX_LOGPROB_VALUES
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.bad_words import encode_bad_words
+from octavo.engine.stop_regex import check_stop_regexes
 from octavo.errors import ModelError, PromptTooLongError, RequestError, shown
+from octavo.sample.custom import check_callables
+from octavo.sample.logits_processor import load_logits_processors
+from octavo.structured.sources import grammar_source
+from octavo.structured.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
@@ -76,8 +82,12 @@ class InputProcessor:
         generation_config: the model's generation_config.json, {} where there is none. Its
             end-of-sequence ids always count.
 
+    Attributes:
+        config, vocab_size: as given.
+
     Raises:
         ModelError: the generation config is malformed.
+        ConfigError: a logits processor cannot be loaded.
     """
 
     def __init__(
@@ -89,11 +99,13 @@ class InputProcessor:
         generation_config: Mapping[str, Any],
     ) -> None:
         assert config.max_model_len is not None
+        self.config = config
+        self._logits_processors = load_logits_processors(config.logits_processors)
         self._max_model_len = config.max_model_len
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._generation_config = generation_config if config.generation_config == "auto" else {}
-        self._eos_token_ids = _eos_token_ids(tokenizer, generation_config, vocab_size)
+        self._eos_token_ids = end_token_ids(tokenizer, generation_config, vocab_size)
         self._seed = config.seed
         self._seed_numbers = itertools.count(1)  # atomic: several threads may process
 
@@ -158,22 +170,29 @@ class InputProcessor:
         salt = cache_salt if salt is None else salt
         _check_cache_salt(salt)
         params = msgspec.structs.replace(params)  # checks it anew: fields can be set
-        params.check_vocabulary(self._vocab_size)
-        bad_words = encode_bad_words(params.bad_words or (), self._tokenizer, self._vocab_size)
+        params.check_vocabulary(self.vocab_size)
+        grammar = None
+        if params.structured_outputs is not None:
+            grammar = grammar_source(params.structured_outputs)
+            params = msgspec.structs.replace(params, structured_outputs=None)
+        check_stop_regexes(params.stop_regexes)
+        self._check_logits_processors(params)
+        bad_words = encode_bad_words(params.bad_words or (), self._tokenizer, self.vocab_size)
+        thinking = self._thinking if params.thinking_token_budget is not None else None
         params = self._complete(params, len(token_ids))
-        ids = engine_request_ids(request_id, params.n)
-        # One completion is enough to tell about the prompt; the others share what it computed.
-        others = params
-        if params.prompt_logprobs is not None:
-            others = msgspec.structs.replace(params, prompt_logprobs=None)
+        self._check_num_logprobs(params, len(token_ids))
+        ids = engine_request_ids(request_id, params.num_sequences)
+        first, others = _per_completion(params)
         now = time.monotonic()
         requests = [
             EngineRequest(
                 request_id=engine_id,
                 prompt_token_ids=token_ids,
-                sampling_params=params if i == 0 else others,
+                sampling_params=first if i == 0 else others,
                 eos_token_ids=self._eos_token_ids,
                 bad_words_token_ids=bad_words,
+                grammar=grammar,
+                thinking=thinking,
                 arrival_time=now,
                 sample_index=i,
                 fork_of=ids[0] if i else None,
@@ -249,10 +268,10 @@ class InputProcessor:
                     )
         token_ids = [int(i) for i in ids]
         for i in (min(token_ids), max(token_ids)):
-            if not 0 <= i < self._vocab_size:
+            if not 0 <= i < self.vocab_size:
                 raise RequestError(
                     f"the prompt holds token id {shown(i)}; the model's ids are "
-                    f"0…{self._vocab_size - 1}",
+                    f"0…{self.vocab_size - 1}",
                     param="prompt",
                 )
         return token_ids
@@ -298,12 +317,84 @@ class InputProcessor:
         seed = self._draw_seed() if params.seed is None else params.seed
         return msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed)
 
+    def _check_logits_processors(self, params: SamplingParams) -> None:
+        """Callables, and what the engine's processors say of `extra_args`. Raises RequestError."""
+        check_callables(params.logits_processors or ())
+        if params.extra_args and not self._logits_processors:
+            raise RequestError(
+                "extra_args are for logits processors, and the engine has none; start it with "
+                "logits_processors, or leave them out",
+                param="extra_args",
+            )
+        for kind in self._logits_processors:
+            try:
+                kind.validate_params(params)
+            except RequestError:
+                raise
+            except Exception as error:
+                raise RequestError(f"{kind.__name__}: {error}", param="extra_args") from error
+
+    def _check_num_logprobs(self, params: SamplingParams, num_prompt_tokens: int) -> None:
+        """Refuse more log probabilities than the memory of one request may hold."""
+        for name, k, listed, num_tokens in (
+            ("logprobs", params.logprobs, params.logprob_token_ids, params.max_tokens or 0),
+            (
+                "prompt_logprobs",
+                params.prompt_logprobs,
+                params.prompt_logprob_token_ids,
+                num_prompt_tokens - params.prompt_logprob_start,
+            ),
+        ):
+            if k is None:
+                continue
+            per_token = 1 + (self.vocab_size if k == -1 else k) + len(listed or ())
+            if num_tokens * per_token > MAX_LOGPROB_VALUES:
+                raise RequestError(
+                    f"{name}={k} of up to {num_tokens} tokens are {num_tokens * per_token} log "
+                    f"probabilities; at most {MAX_LOGPROB_VALUES}: ask for fewer, or for those of "
+                    "fewer tokens",
+                    param=name,
+                )
+        if params.prompt_logprob_start > num_prompt_tokens:
+            raise RequestError(
+                f"prompt_logprob_start={params.prompt_logprob_start} is behind the prompt's "
+                f"{num_prompt_tokens} tokens",
+                param="prompt_logprob_start",
+            )
+
+    @cached_property
+    def _thinking(self) -> Thinking:
+        """The model's marks. Raises RequestError where it cannot have any."""
+        marks = []
+        for text in (self.config.reasoning_start_str, self.config.reasoning_end_str):
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+            if not ids or max(ids) >= self.vocab_size:
+                raise RequestError(
+                    f"thinking_token_budget needs the model's marks, and {text!r} is none; start "
+                    "the engine with its reasoning_start_str and reasoning_end_str",
+                    param="thinking_token_budget",
+                )
+            marks.append(ids)
+        return Thinking(*marks)
+
     def _draw_seed(self) -> int:
         """The next seed, below 2⁶³ (SplitMix64, shifted)."""
         z = (self._seed + next(self._seed_numbers) * 0x9E3779B97F4A7C15) % 2**64
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
         return (z ^ (z >> 31)) >> 1
+
+
+def _per_completion(params: SamplingParams) -> tuple[SamplingParams, SamplingParams]:
+    """The parameters of the first completion and of the others. One is enough to tell about the
+    prompt; the others share what it computed. A ranking needs the log probability of each."""
+    first = params
+    if params.best_of is not None and params.logprobs is None:
+        first = msgspec.structs.replace(params, logprobs=0)
+    if params.prompt_logprobs is None:
+        return first, first
+    without = {"prompt_logprobs": None, "prompt_logprob_token_ids": None, "prompt_logprob_start": 0}
+    return first, msgspec.structs.replace(first, **without)
 
 
 _GENERATION_CONFIG_FIELDS = {
@@ -316,7 +407,18 @@ _GENERATION_CONFIG_FIELDS = {
 }
 
 
-def _eos_token_ids(
+def vocabulary_of(
+    tokenizer: Tokenizer, generation_config: Mapping[str, Any], vocab_size: int
+) -> Vocabulary:
+    """What grammars need to know of a model's tokens."""
+    return Vocabulary.of(
+        tokenizer,
+        vocab_size=vocab_size,
+        eos_token_ids=end_token_ids(tokenizer, generation_config, vocab_size),
+    )
+
+
+def end_token_ids(
     tokenizer: Tokenizer, generation_config: Mapping[str, Any], vocab_size: int
 ) -> list[int]:
     """End ids of tokenizer and generation config, each once, those the model can produce."""

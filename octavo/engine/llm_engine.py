@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +14,12 @@ from octavo.contracts.messages import RequestOutput, SchedulerStats
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.core import EngineCore
 from octavo.engine.core_client import CoreClient, InprocClient
-from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
+from octavo.engine.input_processor import (
+    InputProcessor,
+    ProcessedRequest,
+    PromptType,
+    vocabulary_of,
+)
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.tokenizer import Tokenizer, tokenizer_of
 from octavo.errors import RequestError, shown
@@ -68,9 +74,15 @@ class LLMEngine:
         files = resolve_model(model.model, revision=model.revision, load_format=model.load_format)
         with closing(files):
             tokenizer = tokenizer_of(model, files)
-            core = EngineCore(config, executor_of(config, files), hooks)
+            generation_config = files.generation_config
+            core = EngineCore(
+                config,
+                executor_of(config, files),
+                hooks,
+                vocabulary=partial(vocabulary_of, tokenizer, generation_config),
+            )
         try:
-            return cls(InprocClient(core), tokenizer, files.generation_config)
+            return cls(InprocClient(core), tokenizer, generation_config)
         except BaseException:
             core.shutdown()
             raise

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from octavo.contracts.logprobs import FlatLogprobs
 from octavo.contracts.messages import (
     CompletionOutput,
     EngineOutput,
@@ -129,6 +130,24 @@ class OutputProcessor:
         return result
 
 
+def _no_logprobs(params: SamplingParams) -> Any:
+    """An empty list of log probabilities by position, or what reads as one."""
+    return FlatLogprobs() if params.flat_logprobs else []
+
+
+def _best(outputs: list[CompletionOutput], count: int) -> list[CompletionOutput]:
+    """The completions with the highest cumulative log probability, the best first, those that
+    failed last; ties by index."""
+
+    def place(output: CompletionOutput) -> tuple[bool, float]:
+        return output.finish_reason == "error", -(output.cumulative_logprob or 0.0)
+
+    best = sorted(outputs, key=place)[:count]
+    for index, output in enumerate(best):
+        output.index = index
+    return best
+
+
 class _Request:
     """One request of the user: its n completions and how they are reported."""
 
@@ -136,12 +155,17 @@ class _Request:
         self.request_id = request.request_id
         self.prompt = request.prompt
         self.prompt_token_ids = request.prompt_token_ids
-        self.kind = request.params.output_kind
+        is_ranked = request.params.best_of is not None
+        self.kind = RequestOutputKind.FINAL_ONLY if is_ranked else request.params.output_kind
+        self._interval = request.params.stream_interval
+        self._num_best = request.params.n if is_ranked else None
         self.num_cached_tokens = 0
         # Of the first token, that nothing comes before, there is none.
-        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = (
-            None if request.params.prompt_logprobs is None else [None]
-        )
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if request.params.prompt_logprobs is not None:
+            num_without = max(1, request.params.prompt_logprob_start)
+            self.prompt_logprobs = _no_logprobs(request.params)
+            self.prompt_logprobs += [None] * min(num_without, len(self.prompt_token_ids))
         self.completions = [
             _Completion(self, index, r.request_id, request.params, tokenizer)
             for index, r in enumerate(request.engine_requests)
@@ -162,18 +186,22 @@ class _Request:
     def make_output(self) -> RequestOutput | None:
         """What the user is due now, by `output_kind`: DELTA has only completions with news, the
         others have all; FINAL_ONLY is silent until all have ended. Nothing is told before the
-        prompt's log probabilities are complete."""
+        prompt's log probabilities are complete, nor between the first output of a completion and
+        its last with fewer than `stream_interval` tokens."""
         finished, complete = self.finished, self.is_prompt_reported
         if not finished and (self.kind is RequestOutputKind.FINAL_ONLY or not complete):
             return None
-        if not any(c.changed for c in self.completions):
+        if not any(c.is_due(self._interval) for c in self.completions):
             return None
         delta = self.kind is RequestOutputKind.DELTA
+        outputs = [
+            c.report(delta) for c in self.completions if not delta or c.is_due(self._interval)
+        ]
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            outputs=[c.report(delta) for c in self.completions if c.changed or not delta],
+            outputs=outputs if self._num_best is None else _best(outputs, self._num_best),
             finished=finished,
             num_cached_tokens=self.num_cached_tokens,
             prompt_logprobs=self.prompt_logprobs if complete else None,
@@ -199,16 +227,29 @@ class _Completion:
         self._tokenizer = tokenizer if params.detokenize else None
         self._pieces: list[str] = []  # of the text; for deltas, of what is not reported yet
         self._token_ids: list[int] = []
-        self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
-        self._cumulative_logprob: float | None = None if params.logprobs is None else 0.0
+        self._logprobs: list[dict[int, Logprob]] | None = (
+            None if params.logprobs is None else _no_logprobs(params)
+        )
+        self._num_listed = len(params.logprob_token_ids or ())
+        self._num_listed_of_prompt = len(params.prompt_logprob_token_ids or ())
+        is_ranked = params.best_of is not None
+        self._cumulative_logprob = 0.0 if is_ranked or self._logprobs is not None else None
         self.finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
         self._error: str | None = None
+        self._error_param: str | None = None
         self._num_reported = 0  # tokens
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def is_due(self, interval: int) -> bool:
+        """Whether there is something to tell, by a `stream_interval`."""
+        num_new = len(self._token_ids) - self._num_reported
+        return self.changed and (
+            self.finished or self._num_reported == 0 or num_new >= interval or interval == 1
+        )
 
     def take(self, output: EngineOutput) -> None:
         """Append what a step brought."""
@@ -225,13 +266,13 @@ class _Completion:
         )
         self._pieces.append(piece.text)
         self._token_ids += output.new_token_ids[: piece.num_tokens]
-        if self._logprobs is not None and output.logprobs is not None:
+        if self._cumulative_logprob is not None and output.logprobs is not None:
             self._take_logprobs(output.logprobs, piece.num_tokens)
         if piece.stop is not None:
             self.finish_reason, self._stop_reason = FinishReason.STOP, piece.stop
         else:
             self.finish_reason, self._stop_reason = ended, output.stop_reason
-            self._error = output.error
+            self._error, self._error_param = output.error, output.error_param
 
     def fail(self, error: str) -> None:
         """End it with what has been shown so far."""
@@ -260,30 +301,34 @@ class _Completion:
             finish_reason=None if self.finish_reason is None else str(self.finish_reason),
             stop_reason=self._stop_reason,
             error=self._error,
+            error_param=self._error_param,
         )
 
     def _take_logprobs(self, rows: LogprobRows, num_tokens: int) -> None:
-        assert self._logprobs is not None
+        if self._logprobs is not None:
+            self._logprobs += self._entries(rows, num_tokens, self._num_listed)
         assert self._cumulative_logprob is not None
-        self._logprobs += self._entries(rows, num_tokens)
         self._cumulative_logprob = sum(
             rows.logprobs[:num_tokens, 0].tolist(), self._cumulative_logprob
         )
 
     def _take_prompt_logprobs(self, rows: LogprobRows) -> None:
         if self.request.prompt_logprobs is not None and self.index == 0:
-            self.request.prompt_logprobs += self._entries(rows, len(rows))
+            entries = self._entries(rows, len(rows), self._num_listed_of_prompt)
+            self.request.prompt_logprobs += entries
 
-    def _entries(self, rows: LogprobRows, count: int) -> list[dict[int, Logprob]]:
+    def _entries(self, rows: LogprobRows, count: int, num_listed: int) -> list[dict[int, Logprob]]:
         """The first `count` rows: {token id: Logprob}, the token itself first, then the others by
-        rank."""
+        rank, then those that were listed (without a rank)."""
         entries = []
         ids, logprobs = rows.token_ids.tolist(), rows.logprobs.tolist()
+        num_ranked = rows.token_ids.shape[1] - num_listed
         for i, rank in enumerate(rows.ranks.tolist()[:count]):
             entry = {ids[i][0]: Logprob(logprobs[i][0], rank, self._text_of(ids[i][0]))}
             for k, (token_id, logprob) in enumerate(zip(ids[i][1:], logprobs[i][1:]), start=1):
                 if token_id not in entry:
-                    entry[token_id] = Logprob(logprob, k, self._text_of(token_id))
+                    rank_of_it = k if k < num_ranked else None
+                    entry[token_id] = Logprob(logprob, rank_of_it, self._text_of(token_id))
             entries.append(entry)
         return entries
 

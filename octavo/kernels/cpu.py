@@ -15,6 +15,7 @@ import numpy as np
 from octavo import _cpu
 from octavo.contracts.kv_spec import BLOCK_SIZE, BlockCopy, FullAttentionSpec, KVCacheConfig
 from octavo.contracts.tensor import DType, HostTensor, bf16_to_float32
+from octavo.contracts.weight_format import WeightFormat
 from octavo.env import cpu_isa_cap
 from octavo.errors import ConfigError, KernelError
 from octavo.kernels.cpu_recorder import CpuRecorder
@@ -32,6 +33,7 @@ from octavo.kernels.ops import (
     StepLimits,
     Weight,
 )
+from octavo.kernels.sync import Counters
 
 _CHUNK_ELEMENTS = 2 << 20
 """Elements of a checkpoint tensor converted at once: what loading needs beside the result."""
@@ -97,6 +99,7 @@ class CpuBackend(Backend):
         bias: Sequence[HostTensor] | None = None,
         *,
         gated: bool = False,
+        format: WeightFormat | None = None,
     ) -> Weight:
         shapes = [part.shape for part in parts]
         if not shapes or any(len(s) != 2 or s[1] != shapes[0][1] for s in shapes):
@@ -106,9 +109,15 @@ class CpuBackend(Backend):
                 f"a gated weight has a gate and an up part of one shape, not {shapes}"
             )
         n, k = sum(s[0] for s in shapes), shapes[0][1]
-        packed = _cpu.PackedLinear(self._device, self.dtype.value, n, k, gated, bias is not None)
+        format = format or WeightFormat(self.dtype.value)
+        packed = _cpu.PackedLinear(self._device, format.value, n, k, gated, bias is not None)
         first = 0
         for part in parts:
+            if format.holds(part.dtype):
+                blocks = np.ascontiguousarray(part.data)
+                packed.put_blocks(self._device, first, part.dtype.value, blocks)
+                first += len(blocks)
+                continue
             for rows in self._row_chunks(part):
                 packed.put_rows(self._device, first, rows)
                 first += len(rows)
@@ -119,7 +128,7 @@ class CpuBackend(Backend):
             first += len(values)
         if bias is not None and first != n:
             raise KernelError(f"bias has {first} values for {n} outputs")
-        return Weight(packed, (n, k), packed.nbytes)
+        return Weight(packed, (n, k), packed.nbytes, format)
 
     def _row_chunks(self, tensor: HostTensor) -> Iterator[np.ndarray]:
         """Rows of a matrix, a few at a time: float32, or uint16 where it is bfloat16. Block formats
@@ -139,9 +148,11 @@ class CpuBackend(Backend):
                 part = HostTensor(data, tensor.dtype, (stop - start, columns))
                 yield np.ascontiguousarray(part.to_float32(), dtype=np.float32)
 
-    def pack_embedding(self, table: HostTensor) -> Weight:
+    def pack_embedding(self, table: HostTensor, *, format: WeightFormat | None = None) -> Weight:
         if len(table.shape) != 2:
             raise KernelError(f"an embedding table is [vocab, dim], not {table.shape}")
+        if format is not None:
+            return self.pack_linear([table], format=format)
         packed = _cpu.PackedTable(self._device, self.dtype.value, *table.shape)
         first = 0
         for rows in self._row_chunks(table):
@@ -166,6 +177,15 @@ class CpuBackend(Backend):
             interleaved,
         )
         return RopeTable(table, 2 * cos.shape[1], interleaved)
+
+    def swap(self, weight: Weight, other: Weight) -> None:
+        try:
+            weight.handle.swap(other.handle)
+        except TypeError as error:
+            raise KernelError("only weights that were packed alike can be swapped") from error
+
+    def unload(self, weight: Weight) -> None:
+        weight.handle.unload()
 
     def allocate_kv(self, config: KVCacheConfig) -> KVCache:
         return CpuKVCache(config, self.dtype)
@@ -222,6 +242,11 @@ class CpuGraph(Graph):
 
     def __init__(self, program: _cpu.Program) -> None:
         self._program = program
+        self._counters = CpuCounters(program.counters)
+
+    @property
+    def counters(self) -> Counters:
+        return self._counters
 
     @property
     def nbytes(self) -> int:
@@ -238,8 +263,12 @@ class CpuGraph(Graph):
                 step.slot_mapping,
                 step.logit_rows,
                 step.extra,
+                step.outputs,
+                step.counter_targets,
             )
         except TypeError as error:
+            if "incompatible function arguments" not in str(error):
+                raise  # a host call's own
             raise KernelError(
                 "step arrays must be contiguous int32 (inputs float32, or uint16 for bfloat16)"
             ) from error
@@ -252,3 +281,25 @@ class CpuGraph(Graph):
     def profile(self) -> list[tuple[str, float]]:
         """(op, seconds) in order of the program, then ("wait", seconds at barriers)."""
         return self._program.profile()
+
+
+class CpuCounters(Counters):
+    """Counters in native memory: waiting releases the GIL."""
+
+    def __init__(self, counters: _cpu.Counters) -> None:
+        self._counters = counters
+
+    def __len__(self) -> int:
+        return len(self._counters)
+
+    def value(self, counter: int) -> int:
+        return self._counters.value(counter)
+
+    def add(self, counter: int, n: int = 1) -> None:
+        self._counters.add(counter, n)
+
+    def wait(self, counter: int, target: int, timeout: float | None = None) -> bool:
+        return self._counters.wait(counter, target, -1.0 if timeout is None else max(0.0, timeout))
+
+    def cancel(self, reason: str) -> None:
+        self._counters.cancel(reason)

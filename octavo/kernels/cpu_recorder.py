@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from octavo import _cpu
 from octavo.contracts.tensor import DType
 from octavo.errors import KernelError
@@ -20,6 +22,7 @@ from octavo.kernels.ops import (
     Value,
     Weight,
 )
+from octavo.kernels.sync import Collective
 
 _NO_VALUE = -1
 
@@ -70,6 +73,12 @@ class CpuRecorder(Ops):
         )
         return Value(handle, x.rows, x.width, DType.F32)
 
+    def layer_norm(self, x: Value, weight: Weight, bias: Weight | None, *, eps: float) -> Value:
+        handle = _native(
+            self._program.layer_norm, x.handle, weight.handle, bias.handle if bias else None, eps
+        )
+        return Value(handle, x.rows, x.width, self._act)
+
     def linear(self, x: Value, weight: Weight) -> Value:
         handle = _native(self._program.linear, x.handle, weight.handle, _NO_VALUE)
         return Value(handle, x.rows, weight.shape[0], DType.F32)
@@ -113,6 +122,7 @@ class CpuRecorder(Ops):
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Weight | None = None,
     ) -> Value:
         handle = _native(
             self._program.attention,
@@ -122,6 +132,7 @@ class CpuRecorder(Ops):
             scale,
             sliding_window or 0,
             soft_cap or 0.0,
+            sinks.handle if sinks else None,
         )
         return Value(handle, q.rows, q.width, self._act)
 
@@ -130,6 +141,27 @@ class CpuRecorder(Ops):
     ) -> Value:
         handle = _native(self._program.logits, x.handle, weight.handle, scale, soft_cap or 0.0)
         return Value(handle, x.rows, weight.shape[0], DType.F32)
+
+    def argmax(
+        self, x: Value, weight: Weight, *, scale: float = 1.0, soft_cap: float | None = None
+    ) -> Value:
+        handle = _native(self._program.argmax, x.handle, weight.handle, scale, soft_cap or 0.0)
+        return Value(handle, x.rows, 2, DType.F32)
+
+    def host_call(self, x: Value, function: Callable[[np.ndarray], None]) -> Value:
+        handle = _native(self._program.host_call, x.handle, function)
+        return Value(handle, x.rows, x.width, x.dtype)
+
+    def all_reduce(self, x: Value, group: Collective) -> Value:
+        if x.dtype is not DType.F32:
+            raise KernelError(f"all_reduce adds float32 values, not {x.dtype.value}")
+        return self.host_call(x, group.all_reduce)
+
+    def signal(self, counter: int) -> None:
+        _native(self._program.signal, counter)
+
+    def wait(self, counter: int) -> None:
+        _native(self._program.wait, counter)
 
 
 def _native_heads(heads: HeadShape) -> _cpu.HeadShape:

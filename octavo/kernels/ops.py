@@ -10,8 +10,9 @@ of the step, `Rows.LOGITS` values one row per (request, offset) that needs logit
 read from the step: one program serves every batch.
 
 Types. The residual stream is float32. `act` marks values in the back end's activation format
-(float32, or bfloat16 for bfloat16 weights; with quantized weights the back end quantizes in the
-producing op): only an op that takes `act` may read them.
+(float32 or bfloat16): only an op that takes `act` may read them. An op with a quantized weight
+quantizes them to int8 first, by groups of a row (contracts/weight_format.py):
+`scale = max |x| / 127`, `code = round(x * (127 / max |x|))`, ties to even, in float32.
 
 Invariance (DESIGN §5). Every reduction runs in one fixed order that depends only on the element's
 own row: GEMM over ascending K for every M, attention over absolute 256-token chunks of the keys and
@@ -30,7 +31,9 @@ import numpy as np
 
 from octavo.contracts.kv_spec import BlockCopy, KVCacheConfig
 from octavo.contracts.tensor import DType, HostTensor
+from octavo.contracts.weight_format import WeightFormat
 from octavo.kernels.sampling_ops import SamplingOps
+from octavo.kernels.sync import Collective, Counters
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,11 +69,15 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A weight in the back end's own layout. `shape` is logical: [out, in], [vocab, dim], [dim]."""
+    """A weight in the back end's own layout. `shape` is logical: [out, in], [vocab, dim], [dim].
+
+    `format` is that of a linear weight, where the back end keeps it in one of these.
+    """
 
     handle: Any
     shape: tuple[int, ...]
     nbytes: int
+    format: WeightFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +170,13 @@ class Ops(ABC):
     ) -> Value:
         """residual + rms_norm(x) → [*, D] float32 (post-norms: Gemma 2/3). x, residual float32."""
 
+    @op
+    @abstractmethod
+    def layer_norm(self, x: Value, weight: Weight, bias: Weight | None, *, eps: float) -> Value:
+        """(x - mean(x)) / sqrt(var(x) + eps) * weight (+ bias) → act (Ba et al., *Layer
+        Normalization*, 2016). The variance is that of the row itself (divided by D). x [*, D]
+        float32, weight and bias [D]."""
+
     # ---- linear maps
 
     @op
@@ -208,12 +222,14 @@ class Ops(ABC):
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Weight | None = None,
     ) -> Value:
         """Causal paged attention of every token over its request's cached tokens, itself included
         → act [T, num_heads * head_dim]. Scores q·k * scale; with soft_cap c: c * tanh(score / c);
-        with a window w only the last w tokens count. Query head h reads kv head h // (H / Hkv).
-        Slots past a token's own position never influence it, even when they hold NaN; null blocks
-        of a window group are never read."""
+        with a window w only the last w tokens count. `sinks` [num_heads] are logits, neither scaled
+        nor capped, that count in each head's softmax and have no value (gpt-oss). Query head h
+        reads kv head h // (H / Hkv). Slots past a token's own position never influence it, even
+        when they hold NaN; null blocks of a window group are never read."""
 
     # ---- logits
 
@@ -223,6 +239,43 @@ class Ops(ABC):
         self, x: Value, weight: Weight, *, scale: float = 1.0, soft_cap: float | None = None
     ) -> Value:
         """x @ weight.T * scale, soft-capped → [R, vocab] float32. x act, rows LOGITS."""
+
+    @op
+    @abstractmethod
+    def argmax(
+        self, x: Value, weight: Weight, *, scale: float = 1.0, soft_cap: float | None = None
+    ) -> Value:
+        """The best of `logits` of the same arguments, bit for bit, without keeping the others →
+        [R, 2] float32: the column (exact: at most 2²⁴ of them) and the value. Of equal ones the
+        lowest column; NaN is passed over; (0, -inf) where there is nothing else."""
+
+    # ---- the world outside
+
+    @op
+    @abstractmethod
+    def host_call(self, x: Value, function: Callable[[np.ndarray], None]) -> Value:
+        """A copy of x after `function` has been given all its rows [R, width], to read or to
+        change in place: float32, or uint16 bit patterns of bfloat16; they are valid during the
+        call. It runs on the thread that replays, with the GIL, when all ops before are done. What
+        it raises ends the step, and `replay` raises it."""
+
+    @op
+    @abstractmethod
+    def all_reduce(self, x: Value, group: Collective) -> Value:
+        """The sum of x over the ranks of `group` → [*, D] float32. x float32, the residual stream
+        (or a partial sum for it)."""
+
+    @op
+    @abstractmethod
+    def signal(self, counter: int) -> None:
+        """Add 1 to a counter of the graph (`Graph.counters`) when all ops before are done: what
+        they stored into the KV cache can be read."""
+
+    @op
+    @abstractmethod
+    def wait(self, counter: int) -> None:
+        """Hold the ops behind back until a counter has reached `StepInputs.counter_targets`, which
+        another thread brings about; no wait in a step without targets."""
 
 
 # ------------------------------------------------------------------------ one step's data
@@ -242,6 +295,9 @@ class StepInputs:
         logit_rows: [R] int32, token rows that need logits, ascending.
         extra: external inputs by name, [T, width] float32 (rounded where the input is bfloat16), or
             uint16 bit patterns of bfloat16.
+        outputs: names of the taps wanted; None: all. Ops that no wanted tap, no store into the
+            KV cache and nothing outside needs may be left out.
+        counter_targets: [counters] int64, what `wait` ops wait for.
     """
 
     token_ids: np.ndarray
@@ -252,6 +308,8 @@ class StepInputs:
     slot_mapping: list[np.ndarray]
     logit_rows: np.ndarray
     extra: dict[str, np.ndarray] = field(default_factory=dict)
+    outputs: Sequence[str] | None = None
+    counter_targets: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,10 +331,15 @@ class Graph(ABC):
     def nbytes(self) -> int:
         """Bytes of its buffers."""
 
+    @property
+    @abstractmethod
+    def counters(self) -> Counters:
+        """Those of its `signal` and `wait` ops."""
+
     @abstractmethod
     def replay(self, step: StepInputs) -> Mapping[str, Any]:
-        """Run the forward. Returns the taps by name: back-end arrays [rows, width], valid until
-        the next replay. Releases the GIL while it runs."""
+        """Run the forward. Returns the wanted taps by name: back-end arrays [rows, width], valid
+        until the next replay. Releases the GIL while it runs."""
 
 
 class KVCache(ABC):
@@ -316,12 +379,15 @@ class Backend(ABC):
         bias: Sequence[HostTensor] | None = None,
         *,
         gated: bool = False,
+        format: WeightFormat | None = None,
     ) -> Weight:
-        """A linear weight [sum n_i, K]. `gated`: parts are (gate, up) for `gated_linear`."""
+        """A linear weight [sum n_i, K]. `gated`: parts are (gate, up) for `gated_linear`.
+        `format` None: the back end's dtype. GGUF blocks that the format holds stay exactly what
+        they are; all else is rounded to it."""
 
     @abstractmethod
-    def pack_embedding(self, table: HostTensor) -> Weight:
-        """A table for `embedding` [vocab, dim]."""
+    def pack_embedding(self, table: HostTensor, *, format: WeightFormat | None = None) -> Weight:
+        """A table for `embedding` [vocab, dim]; `format` as for `pack_linear`."""
 
     @abstractmethod
     def pack_vector(self, vector: HostTensor) -> Weight:
@@ -330,6 +396,17 @@ class Backend(ABC):
     @abstractmethod
     def pack_rope(self, cos: np.ndarray, sin: np.ndarray, *, interleaved: bool) -> RopeTable:
         """Rotary tables, both [max_model_len, rotary_dim / 2] float32."""
+
+    @abstractmethod
+    def swap(self, weight: Weight, other: Weight) -> None:
+        """Exchange what two weights hold, packed in one way and of one shape. Graphs captured with
+        one compute with the other's values from their next replay on: a woken model, another of
+        the same architecture. Raises KernelError: they are not alike."""
+
+    @abstractmethod
+    def unload(self, weight: Weight) -> None:
+        """Free the weight's memory. Graphs that were captured with it raise KernelError when they
+        are replayed, until a weight like it is swapped in."""
 
     @abstractmethod
     def allocate_kv(self, config: KVCacheConfig) -> KVCache:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from octavo.kernels.ops import (
     Value,
     Weight,
 )
+from octavo.kernels.sync import Collective, ThreadCounters
+from octavo.kernels.torch_quantized import quantize_row
 
 TORCH_DTYPES = {DType.F32: torch.float32, DType.BF16: torch.bfloat16}
 
@@ -51,9 +53,22 @@ class _Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Linear:
-    weight: torch.Tensor  # [N, K] float64, values as rounded to the back end's dtype
+    weight: torch.Tensor  # [N, K] float64, values as rounded to its format
     bias: torch.Tensor | None  # [N] float64, values as float32
     gated: bool
+    group: int | None = None  # of a quantized weight: K that share a scale of the rows
+
+
+@dataclass
+class Packed:
+    """A weight's handle: a `Linear`, or a norm's [D] float64; None while unloaded."""
+
+    content: Any
+
+    @property
+    def loaded(self) -> Any:
+        need(self.content is not None, "a weight of this program is unloaded")
+        return self.content
 
 
 @dataclass(frozen=True)
@@ -81,6 +96,8 @@ def _map_rows(
 
 
 def _apply(linear: Linear, row: torch.Tensor) -> torch.Tensor:
+    if linear.group is not None:
+        row = quantize_row(row, linear.group)
     y = torch.mv(linear.weight, row)
     return y if linear.bias is None else y + linear.bias
 
@@ -108,11 +125,19 @@ def _rotate(x: torch.Tensor, rope: RopeTable, position: int) -> torch.Tensor:
 
 
 class TorchOps(Ops):
-    """Executes ops on one step."""
+    """Executes ops on one step.
 
-    def __init__(self, dtype: DType, step: StepInputs) -> None:
+    Args:
+        is_trial: nothing outside is told of it.
+    """
+
+    def __init__(
+        self, dtype: DType, step: StepInputs, counters: ThreadCounters, *, is_trial: bool
+    ) -> None:
         self._dtype = dtype
         self._step = step
+        self._counters = counters
+        self._is_trial = is_trial
         self._num_tokens = len(step.token_ids)
         self.taps: dict[str, torch.Tensor] = {}
 
@@ -141,8 +166,8 @@ class TorchOps(Ops):
         self.taps[name] = x.handle.data
 
     def embedding(self, table: Weight, *, scale: float = 1.0) -> Value:
-        weight = table.handle.weight
-        need(not table.handle.gated, "a gated weight is no embedding table")
+        weight = table.handle.loaded.weight
+        need(not table.handle.loaded.gated, "a gated weight is no embedding table")
         ids = torch.from_numpy(self._step.token_ids).long()
         need(
             bool(((ids >= 0) & (ids < len(weight))).all()), f"a token id is not below {len(weight)}"
@@ -169,8 +194,20 @@ class TorchOps(Ops):
         self._check_f32(x)
         need(weight.shape == (x.width,), f"norm weight {weight.shape} for rows of {x.width}")
         return _map_rows(
-            x.handle.data, lambda row: _normalize(row, weight.handle, eps, offset), x.width
+            x.handle.data, lambda row: _normalize(row, weight.handle.loaded, eps, offset), x.width
         )
+
+    def layer_norm(self, x: Value, weight: Weight, bias: Weight | None, *, eps: float) -> Value:
+        self._check_f32(x)
+        for vector in (weight,) if bias is None else (weight, bias):
+            need(vector.shape == (x.width,), f"norm weight {vector.shape} for rows of {x.width}")
+
+        def row_map(row: torch.Tensor) -> torch.Tensor:
+            centered = row - row.mean()
+            y = centered / torch.sqrt((centered * centered).mean() + eps) * weight.handle.loaded
+            return y if bias is None else y + bias.handle.loaded
+
+        return self._act(_map_rows(x.handle.data, row_map, x.width), x.rows)
 
     # ---- linear maps
 
@@ -186,14 +223,16 @@ class TorchOps(Ops):
         act, half = _ACTIVATIONS[activation], weight.shape[0] // 2
 
         def row_map(row: torch.Tensor) -> torch.Tensor:
-            y = _apply(weight.handle, row)
+            y = _apply(weight.handle.loaded, row)
             return act(y[:half].clone()) * y[half:]
 
         return self._act(_map_rows(x.handle.data, row_map, half), x.rows)
 
     def _matmul(self, x: Value, weight: Weight) -> torch.Tensor:
         self._check_linear(x, weight, gated=False)
-        return _map_rows(x.handle.data, lambda row: _apply(weight.handle, row), weight.shape[0])
+        return _map_rows(
+            x.handle.data, lambda row: _apply(weight.handle.loaded, row), weight.shape[0]
+        )
 
     # ---- attention
 
@@ -218,8 +257,8 @@ class TorchOps(Ops):
         for i in range(len(qkv)):
             q, k, v = torch.split_with_sizes(qkv[i].clone().view(-1, dim), sizes)
             if norm is not None:
-                q = _normalize(q, norm.q.handle, norm.eps, norm.offset)
-                k = _normalize(k, norm.k.handle, norm.eps, norm.offset)
+                q = _normalize(q, norm.q.handle.loaded, norm.eps, norm.offset)
+                k = _normalize(k, norm.k.handle.loaded, norm.eps, norm.offset)
             if rope is not None:
                 position = int(self._step.positions[i])
                 need(
@@ -241,11 +280,13 @@ class TorchOps(Ops):
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Weight | None = None,
     ) -> Value:
         pages = self._check_attention(q, kv, heads)
         self._check_act(q)
         need(q.width == heads.num_heads * heads.head_dim, f"q of width {q.width} for {heads}")
         need(sliding_window is None or sliding_window > 0, f"sliding_window={sliding_window}")
+        need(sinks is None or sinks.shape == (heads.num_heads,), f"sinks for {heads}")
         group = heads.num_heads // heads.num_kv_heads
         out = torch.empty_like(q.handle.data, dtype=torch.float64)
         for i in range(len(out)):
@@ -254,7 +295,11 @@ class TorchOps(Ops):
             query = q.handle.data[i].to(torch.float64, copy=True)
             query = query.view(heads.num_kv_heads, group, heads.head_dim)
             scores = _soft_cap(torch.einsum("hgd,shd->hgs", query, keys) * scale, soft_cap)
-            out[i] = torch.einsum("hgs,shd->hgd", torch.softmax(scores, dim=-1), values).reshape(-1)
+            if sinks is not None:
+                sink = sinks.handle.loaded.double().view(heads.num_kv_heads, group, 1)
+                scores = torch.cat([scores, sink], dim=-1)
+            weights = torch.softmax(scores, dim=-1)[..., : len(keys)]
+            out[i] = torch.einsum("hgs,shd->hgd", weights, values).reshape(-1)
         return self._act(out, Rows.TOKENS)
 
     def _visible_slots(
@@ -286,9 +331,48 @@ class TorchOps(Ops):
         self._check_linear(x, weight, gated=False)
 
         def row_map(row: torch.Tensor) -> torch.Tensor:
-            return _soft_cap(_apply(weight.handle, row) * scale, soft_cap)
+            return _soft_cap(_apply(weight.handle.loaded, row) * scale, soft_cap)
 
         return self._f32(_map_rows(x.handle.data, row_map, weight.shape[0]), Rows.LOGITS)
+
+    def argmax(
+        self, x: Value, weight: Weight, *, scale: float = 1.0, soft_cap: float | None = None
+    ) -> Value:
+        need(weight.shape[0] <= 1 << 24, f"argmax takes at most 2^24 columns, not {weight.shape}")
+        rows = self.logits(x, weight, scale=scale, soft_cap=soft_cap).handle.data
+        rows = torch.where(rows.isnan(), -torch.inf, rows)
+        best = rows.amax(dim=1, keepdim=True)
+        # A mask's argmax is its first True, of equal values: the lowest column.
+        column = (rows == best).to(torch.uint8).argmax(dim=1, keepdim=True)
+        return self._f32(torch.cat([column.float(), best], dim=1), Rows.LOGITS)
+
+    # ---- the world outside
+
+    def host_call(self, x: Value, function: Callable[[np.ndarray], None]) -> Value:
+        data = x.handle.data.clone()
+        rows = data if x.dtype is DType.F32 else data.view(torch.uint16)
+        if not self._is_trial:
+            function(rows.numpy())
+        return Value(_Rows(data, x.handle.act), x.rows, x.width, x.dtype)
+
+    def all_reduce(self, x: Value, group: Collective) -> Value:
+        self._check_f32(x)
+        return self.host_call(x, group.all_reduce)
+
+    def signal(self, counter: int) -> None:
+        if self._use_counter(counter):
+            self._counters.add(counter)
+
+    def wait(self, counter: int) -> None:
+        targets = self._step.counter_targets
+        if self._use_counter(counter) and targets is not None:
+            self._counters.wait(counter, int(targets[counter]))
+
+    def _use_counter(self, counter: int) -> bool:
+        """Whether this is a step, and not the trial that makes the counters."""
+        need(counter >= 0, "counters are numbered from 0")
+        self._counters.grow(counter + 1)
+        return not self._is_trial
 
     # ---- results and checks
 
@@ -317,7 +401,7 @@ class TorchOps(Ops):
 
     def _check_linear(self, x: Value, weight: Weight, *, gated: bool) -> None:
         self._check_act(x)
-        need(weight.handle.gated is gated, f"pack_linear(gated={not gated}) weight")
+        need(weight.handle.loaded.gated is gated, f"pack_linear(gated={not gated}) weight")
         need(weight.shape[1] == x.width, f"weight {weight.shape} for rows of {x.width}")
 
     def _check_attention(self, x: Value, kv: KVLayer, heads: HeadShape) -> Pages:

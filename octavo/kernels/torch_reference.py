@@ -13,6 +13,7 @@ import torch
 
 from octavo.contracts.kv_spec import BlockCopy, FullAttentionSpec, KVCacheConfig, KVCacheSpec
 from octavo.contracts.tensor import DType, HostTensor
+from octavo.contracts.weight_format import WeightFormat
 from octavo.errors import ConfigError, KernelError, MemoryPlanError
 from octavo.kernels.ops import (
     Backend,
@@ -26,13 +27,16 @@ from octavo.kernels.ops import (
     StepLimits,
     Weight,
 )
-from octavo.kernels.torch_ops import TORCH_DTYPES, Linear, Pages, TorchOps, need
+from octavo.kernels.sync import Counters, ThreadCounters
+from octavo.kernels.torch_ops import TORCH_DTYPES, Linear, Packed, Pages, TorchOps, need
+from octavo.kernels.torch_quantized import round_weight
 from octavo.kernels.torch_sampling import TorchSampling
 
 
 class _TorchGraph(Graph):
     def __init__(self, dtype: DType, forward: Callable[[Ops], None], limits: StepLimits) -> None:
         self._dtype, self._forward, self._limits = dtype, forward, limits
+        self._counters = ThreadCounters()
         empty = np.empty(0, dtype=np.int32)
         nothing = StepInputs(
             token_ids=empty,
@@ -43,25 +47,33 @@ class _TorchGraph(Graph):
             slot_mapping=[],
             logit_rows=empty,
         )
-        need(len(self._run(nothing)) > 0, "the forward has no output")
+        need(len(self._run(nothing, is_trial=True)) > 0, "the forward has no output")
 
     @property
     def nbytes(self) -> int:
         """0: buffers live only while a step runs."""
         return 0
 
+    @property
+    def counters(self) -> Counters:
+        return self._counters
+
     def replay(self, step: StepInputs) -> Mapping[str, torch.Tensor]:
-        _check_step(step, self._limits)
-        return self._run(step)
+        _check_step(step, self._limits, len(self._counters))
+        taps = self._run(step)
+        if step.outputs is None:
+            return taps
+        need(taps.keys() >= set(step.outputs), f"outputs {step.outputs} of {list(taps)}")
+        return {name: taps[name] for name in step.outputs}
 
     @torch.no_grad()
-    def _run(self, step: StepInputs) -> Mapping[str, torch.Tensor]:
-        ops = TorchOps(self._dtype, step)
+    def _run(self, step: StepInputs, *, is_trial: bool = False) -> Mapping[str, torch.Tensor]:
+        ops = TorchOps(self._dtype, step, self._counters, is_trial=is_trial)
         self._forward(ops)
         return ops.taps
 
 
-def _check_step(step: StepInputs, limits: StepLimits) -> None:
+def _check_step(step: StepInputs, limits: StepLimits, num_counters: int) -> None:
     """A step that contradicts itself is a bug in the worker: KernelError."""
     tokens, requests = len(step.token_ids), len(step.seq_lens)
     for name, count, limit in (
@@ -91,6 +103,8 @@ def _check_step(step: StepInputs, limits: StepLimits) -> None:
         "a request's positions are not the last ones of its sequence",
     )
     need(bool((np.diff(step.logit_rows) > 0).all()), "logit_rows is not rising")
+    targets = step.counter_targets
+    need(targets is None or len(targets) == num_counters, "counter_targets is not one per counter")
 
 
 class _TorchKVCache(KVCache):
@@ -170,20 +184,35 @@ class TorchReferenceBackend(Backend):
         bias: Sequence[HostTensor] | None = None,
         *,
         gated: bool = False,
+        format: WeightFormat | None = None,
     ) -> Weight:
         need(not gated or (len(parts) == 2 and parts[0].shape == parts[1].shape), "gate and up")
-        weight = torch.cat([self._rounded(part) for part in parts])
+        format = format or WeightFormat(self.dtype.value)
+        grouping = format.grouping
+        rounded = [round_weight(p, format) if grouping else self._rounded(p) for p in parts]
+        weight = torch.cat(rounded)
         bias_row = None if bias is None else torch.cat([_float64(part) for part in bias])
         need(bias_row is None or len(bias_row) == len(weight), "bias and weight differ in rows")
         nbytes = weight.nbytes + (0 if bias_row is None else bias_row.nbytes)
-        return Weight(Linear(weight, bias_row, gated), tuple(weight.shape), nbytes)
+        linear = Linear(weight, bias_row, gated, grouping.group if grouping else None)
+        return Weight(Packed(linear), tuple(weight.shape), nbytes)
 
-    def pack_embedding(self, table: HostTensor) -> Weight:
-        return self.pack_linear([table])
+    def pack_embedding(self, table: HostTensor, *, format: WeightFormat | None = None) -> Weight:
+        return self.pack_linear([table], format=format)
 
     def pack_vector(self, vector: HostTensor) -> Weight:
         data = _float64(vector)
-        return Weight(data, tuple(data.shape), data.nbytes)
+        return Weight(Packed(data), tuple(data.shape), data.nbytes)
+
+    def swap(self, weight: Weight, other: Weight) -> None:
+        first, second = weight.handle, other.handle
+        need(
+            weight.shape == other.shape, f"weights {weight.shape}, {other.shape} cannot be swapped"
+        )
+        first.content, second.content = second.content, first.content
+
+    def unload(self, weight: Weight) -> None:
+        weight.handle.content = None
 
     def pack_rope(self, cos: np.ndarray, sin: np.ndarray, *, interleaved: bool) -> RopeTable:
         need(cos.shape == sin.shape and cos.ndim == 2, f"rope tables {cos.shape}, {sin.shape}")

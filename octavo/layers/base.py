@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from octavo.contracts.tensor import HostTensor
 from octavo.errors import WeightsError
 from octavo.kernels.ops import Backend, Weight
+from octavo.quant.base import UNQUANTIZED, Quantization
 
 T = TypeVar("T")
 
@@ -21,7 +22,13 @@ class WeightSlot(ABC):
         """Checkpoint tensor name → shape of all that it needs."""
 
     @abstractmethod
-    def put(self, name: str, tensor: HostTensor, backend: Backend) -> int:
+    def put(
+        self,
+        name: str,
+        tensor: HostTensor,
+        backend: Backend,
+        quantization: Quantization = UNQUANTIZED,
+    ) -> int:
         """Take one tensor. Returns the bytes packed by this call (0 until complete)."""
 
 
@@ -40,11 +47,17 @@ class PackedSlot(WeightSlot):
     def expected(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
-    def put(self, name: str, tensor: HostTensor, backend: Backend) -> int:
+    def put(
+        self,
+        name: str,
+        tensor: HostTensor,
+        backend: Backend,
+        quantization: Quantization = UNQUANTIZED,
+    ) -> int:
         self._waiting[name] = tensor
         if len(self._waiting) < len(self._shapes):
             return 0
-        self._weight = self._pack(self._waiting, backend)
+        self._weight = self._pack(self._waiting, backend, quantization)
         self._waiting = {}
         return self._weight.nbytes
 
@@ -56,7 +69,9 @@ class PackedSlot(WeightSlot):
         return self._weight
 
     @abstractmethod
-    def _pack(self, tensors: Mapping[str, HostTensor], backend: Backend) -> Weight:
+    def _pack(
+        self, tensors: Mapping[str, HostTensor], backend: Backend, quantization: Quantization
+    ) -> Weight:
         """Pack the complete set, by checkpoint name."""
 
 

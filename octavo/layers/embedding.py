@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from octavo.contracts.tensor import HostTensor
 from octavo.kernels.ops import Backend, Ops, Value, Weight
 from octavo.layers.base import Module, PackedSlot
+from octavo.quant.base import Quantization
 
 
 class Embedding(PackedSlot):
@@ -24,6 +25,7 @@ class Embedding(PackedSlot):
         self, name: str, vocab_size: int, size: int, *, scale: float = 1.0, tied: bool = False
     ) -> None:
         super().__init__({f"{name}.weight": (vocab_size, size)})
+        self._name = name
         self._scale = scale
         self._tied = tied
 
@@ -31,9 +33,14 @@ class Embedding(PackedSlot):
         """Rows of the step's token ids: [T, D] float32."""
         return ops.embedding(self.weight, scale=self._scale)
 
-    def _pack(self, tensors: Mapping[str, HostTensor], backend: Backend) -> Weight:
+    def _pack(
+        self, tensors: Mapping[str, HostTensor], backend: Backend, quantization: Quantization
+    ) -> Weight:
         (table,) = tensors.values()
-        return backend.pack_linear([table]) if self._tied else backend.pack_embedding(table)
+        if self._tied:
+            format = quantization.linear_format(self._name, [table])
+            return backend.pack_linear([table], format=format)
+        return backend.pack_embedding(table, format=quantization.embedding_format(table))
 
 
 class LMHead(Module):
@@ -55,3 +62,7 @@ class LMHead(Module):
     def __call__(self, ops: Ops, x: Value) -> Value:
         """x act [R, D], rows LOGITS → [R, vocab] float32."""
         return ops.logits(x, self.table.weight, scale=self._scale, soft_cap=self._soft_cap)
+
+    def argmax(self, ops: Ops, x: Value) -> Value:
+        """The best of the same logits: [R, 2] float32, token id and logit."""
+        return ops.argmax(x, self.table.weight, scale=self._scale, soft_cap=self._soft_cap)

@@ -13,6 +13,7 @@ from octavo.contracts.tensor import HostTensor
 from octavo.errors import ConfigError
 from octavo.kernels.ops import Activation, Backend, Ops, Value, Weight
 from octavo.layers.base import PackedSlot
+from octavo.quant.base import Quantization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +83,13 @@ class ColumnParallelLinear(PackedSlot):
         """x act [*, K] → [*, N] float32."""
         return ops.linear(x, self.weight)
 
-    def _pack(self, tensors: Mapping[str, HostTensor], backend: Backend) -> Weight:
+    def _pack(
+        self, tensors: Mapping[str, HostTensor], backend: Backend, quantization: Quantization
+    ) -> Weight:
+        parts = self._stack(tensors, "weight")
         bias = self._stack(tensors, "bias") if self._bias else None
-        return backend.pack_linear(self._stack(tensors, "weight"), bias, gated=self._gated)
+        format = quantization.linear_format(next(iter(self._parts)), parts)
+        return backend.pack_linear(parts, bias, gated=self._gated, format=format)
 
     def _stack(self, tensors: Mapping[str, HostTensor], kind: str) -> list[HostTensor]:
         stacked = []
@@ -151,8 +156,12 @@ class RowParallelLinear(PackedSlot):
             return ops.linear(x, self.weight)
         return ops.linear_add(x, self.weight, residual)
 
-    def _pack(self, tensors: Mapping[str, HostTensor], backend: Backend) -> Weight:
+    def _pack(
+        self, tensors: Mapping[str, HostTensor], backend: Backend, quantization: Quantization
+    ) -> Weight:
         weight = self._shard.columns(tensors[f"{self._name}.weight"])
         adds_bias = self._bias and self._shard.rank == 0
         bias = [tensors[f"{self._name}.bias"]] if adds_bias else None
-        return backend.pack_linear([weight], bias)
+        return backend.pack_linear(
+            [weight], bias, format=quantization.linear_format(self._name, [weight])
+        )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from octavo.contracts.tensor import HostTensor
 from octavo.kernels.ops import Backend, HeadNorm, Ops, Value, Weight
 from octavo.layers.base import Module, PackedSlot
+from octavo.quant.base import Quantization
 
 
 class RMSNorm(PackedSlot):
@@ -32,7 +33,9 @@ class RMSNorm(PackedSlot):
         """residual + norm(x) → [*, D] float32: a norm after the sublayer."""
         return ops.rms_norm_add(x, self.weight, residual, eps=self.eps, offset=self.offset)
 
-    def _pack(self, tensors: Mapping[str, HostTensor], backend: Backend) -> Weight:
+    def _pack(
+        self, tensors: Mapping[str, HostTensor], backend: Backend, quantization: Quantization
+    ) -> Weight:
         (vector,) = tensors.values()
         return backend.pack_vector(vector)
 

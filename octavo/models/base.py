@@ -21,7 +21,8 @@ class CausalLM(ABC):
 
     A model may be a stage of a pipeline: some of the layers. Each gives out "hidden_states"
     [T, hidden_size] float32, the residual stream after its last layer, and each but the first takes
-    it as an input. The last one, the only one with a head, also gives "logits" of chosen rows.
+    it as an input. The last one, the only one with a head, also gives of chosen rows the "logits"
+    [R, vocab] float32 and "argmax" [R, 2] float32, the best of each (`Ops.argmax`).
     """
 
     vocab_size: int
@@ -64,5 +65,6 @@ class CausalLM(ABC):
 
     @abstractmethod
     def head(self, ops: Ops) -> None:
-        """The last stage's part from the input "hidden_states" to the output "logits", as in
-        `forward`: logits of rows that come back later (prompt log probabilities)."""
+        """The last stage's part from the input "hidden_states" to the outputs "logits" and
+        "argmax", as in `forward`: of rows that come back later (prompt log probabilities, steps
+        with many rows)."""

@@ -282,3 +282,4 @@ class LlamaForCausalLM(Module, CausalLM):
         """x [T, D] float32, the residual stream."""
         x = self.norm(ops, ops.select_rows(x))
         ops.output("logits", self.lm_head(ops, x))
+        ops.output("argmax", self.lm_head.argmax(ops, x))

@@ -11,6 +11,7 @@ from octavo.contracts.tensor import DType, HostTensor
 from octavo.errors import WeightsError
 from octavo.kernels.ops import Backend
 from octavo.models.base import CausalLM, WeightSlot
+from octavo.quant.base import UNQUANTIZED, Quantization
 
 _MAX_NAMED = 8
 """Tensors named per kind of fault; the others are counted."""
@@ -19,13 +20,18 @@ _INTEGERS = {DType.I8, DType.U8, DType.I32, DType.I64}
 
 
 def load_weights(
-    model: CausalLM, weights: Iterable[tuple[str, HostTensor]], backend: Backend
+    model: CausalLM,
+    weights: Iterable[tuple[str, HostTensor]],
+    backend: Backend,
+    quantization: Quantization | None = None,
 ) -> int:
-    """Fill all slots of a model. Returns the bytes packed. Raises WeightsError, as
-    `fitting_weights`; no more is packed once something is known to be at fault."""
+    """Fill all slots of a model, in formats that `quantization` chooses. Returns the bytes packed.
+    Raises WeightsError, as `fitting_weights`; no more is packed once something is known to be at
+    fault."""
     slots = {name: slot for slot in model.slots() for name in slot.expected()}
     return sum(
-        slots[name].put(name, tensor, backend) for name, tensor in fitting_weights(model, weights)
+        slots[name].put(name, tensor, backend, quantization or UNQUANTIZED)
+        for name, tensor in fitting_weights(model, weights)
     )
 
 

@@ -15,6 +15,17 @@ from octavo.sample.stage import LogitsStage, RequestRows, SampleBatch
 _WORD = 32
 
 
+class GrammarMask(LogitsStage):
+    """Only what a request's grammar allows may be sampled. The masks come with the step."""
+
+    def rows_to_edit(self, batch: SampleBatch) -> np.ndarray | None:
+        return None if batch.grammar is None else batch.grammar.rows
+
+    def apply(self, ops: SamplingOps, logits: Any, batch: SampleBatch, edited: np.ndarray) -> None:
+        assert batch.grammar is not None
+        ops.allow(logits, edited, batch.grammar.bitmask)
+
+
 class AllowedTokens(LogitsStage):
     """Only `allowed_token_ids` may be sampled. A bit per token and request."""
 

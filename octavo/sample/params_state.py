@@ -70,6 +70,10 @@ class DrawParams(RunnerFeature):
     def apply_staged_writes(self) -> None:
         self._state.apply()
 
+    def are_greedy(self, rows: np.ndarray) -> bool:
+        """Whether all of `rows` take the best token."""
+        return not self._state.columns[0][rows].any()
+
     def gather(self, rows: np.ndarray, positions: np.ndarray) -> SamplingRows:
         """The columns for logits rows.
 

@@ -1,15 +1,17 @@
 """Sampling: from a step's logits to token ids and log probabilities.
 
 The order is vLLM's. Log probabilities are those of the raw logits. Then the logits are edited:
-allowed ids, bad words, stop ids of requests below `min_tokens`, biases, penalties. Then each row is
-drawn (greedy where its temperature is 0): temperature, min-p, top-k, top-p. A stage that no request
-in the batch needs costs nothing. A stage is a small class with state per row of the persistent
-batch and `RunnerFeature`'s life cycle.
+grammars, allowed ids, bad words, stop ids of requests below `min_tokens`, biases, logits
+processors, penalties, forced tokens. Then each row is drawn (greedy where its temperature is 0):
+temperature, processors that keep the argmax, min-p, top-k, top-p. A stage that no request in the
+batch needs costs nothing. A stage is a small class with state per row of the persistent batch and
+`RunnerFeature`'s life cycle.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -18,15 +20,21 @@ from octavo.config.sections import LogprobsMode
 from octavo.contracts.features import RunnerFeature
 from octavo.contracts.messages import LogprobRows
 from octavo.kernels.ops import Backend
-from octavo.sample.logit_ops import AllowedTokens, BadWords, LogitBias, MinTokens
+from octavo.kernels.sampling_ops import SamplingRows
+from octavo.sample.custom import BatchProcessor, RequestProcessors
+from octavo.sample.forced_tokens import ForcedTokens
+from octavo.sample.logit_ops import AllowedTokens, BadWords, GrammarMask, LogitBias, MinTokens
+from octavo.sample.logits_processor import LogitsProcessor
 from octavo.sample.logprobs import Logprobs
 from octavo.sample.params_state import DrawParams
 from octavo.sample.penalties import Penalties
 from octavo.sample.stage import LogitsStage, SampleBatch
 
+_LEAST_TEMPERATURE = np.float32(1e-30)
 _NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 _NOTHING_LEFT = (
-    "no token may come next: allowed_token_ids, bad_words and min_tokens together exclude all"
+    "no token may come next: structured_outputs, allowed_token_ids, bad_words and min_tokens "
+    "together exclude all"
 )
 
 
@@ -45,6 +53,21 @@ class SampledRows:
     logprobs: dict[int, LogprobRows] = field(default_factory=dict)
 
 
+def merged_rows(parts: Sequence[SampledRows]) -> SampledRows:
+    """The results of logits rows that were sampled in parts, in order; at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    failed: dict[int, str] = {}
+    logprobs: dict[int, LogprobRows] = {}
+    start = 0
+    for part in parts:
+        failed |= {start + row: why for row, why in part.failed.items()}
+        logprobs |= {start + row: rows for row, rows in part.logprobs.items()}
+        start += len(part.token_ids)
+    token_ids = np.concatenate([part.token_ids for part in parts])
+    return SampledRows(token_ids=token_ids, failed=failed, logprobs=logprobs)
+
+
 class Sampler:
     """The stages in order.
 
@@ -52,6 +75,7 @@ class Sampler:
         num_rows: rows of the persistent batch.
         logprobs_mode: what log probabilities are reported: of the raw logits or of the processed
             ones, that the token was drawn from; or these logits themselves.
+        logits_processors: the engine's, in this order.
     """
 
     def __init__(
@@ -61,21 +85,53 @@ class Sampler:
         num_rows: int,
         vocab_size: int,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        logits_processors: Sequence[type[LogitsProcessor]] = (),
     ) -> None:
         self._backend = backend
         self._vocab_size = vocab_size
         self._is_raw = logprobs_mode.startswith("raw")
         self._is_normalized = logprobs_mode.endswith("logprobs")
+        processors = [
+            BatchProcessor(kind, num_rows=num_rows, vocab_size=vocab_size)
+            for kind in logits_processors
+        ]
         self._edits: tuple[LogitsStage, ...] = (
+            GrammarMask(),
             AllowedTokens(num_rows, vocab_size),
             BadWords(num_rows),
             MinTokens(num_rows, vocab_size),
             LogitBias(num_rows),
+            *(stage for stage in processors if not stage.is_argmax_invariant),
+            RequestProcessors(num_rows),
             Penalties(num_rows),
+            ForcedTokens(num_rows),
         )
+        self._invariant = tuple(stage for stage in processors if stage.is_argmax_invariant)
         self._draws = DrawParams(num_rows)
         self._logprobs = Logprobs(num_rows, vocab_size)
-        self.stages: tuple[RunnerFeature, ...] = (*self._edits, self._draws, self._logprobs)
+        self.stages: tuple[RunnerFeature, ...] = (
+            *(*self._edits, *self._invariant),
+            *(self._draws, self._logprobs),
+        )
+
+    def needs_only_best(self, batch: SampleBatch) -> bool:
+        """Whether every row takes the best of its logits as they are, and nobody asks for more."""
+        return (
+            self._draws.are_greedy(batch.rows)
+            and self._logprobs.wanted(batch.rows) is None
+            and all(stage.rows_to_edit(batch) is None for stage in self._edits)
+        )
+
+    def take_best(self, array: Any) -> SampledRows:
+        """What `sample` gives for rows that need only the best.
+
+        Args:
+            array: the back end's [R, 2] float32, token id and logit (`Ops.argmax`).
+        """
+        best = self._backend.to_numpy(array)
+        good = np.isfinite(best[:, 1])
+        failed = {} if good.all() else dict.fromkeys(np.flatnonzero(~good).tolist(), _NOT_FINITE)
+        return SampledRows(token_ids=best[:, 0].astype(np.int32), failed=failed)
 
     def sample(self, logits: Any, batch: SampleBatch) -> SampledRows:
         """One token per logits row.
@@ -85,24 +141,30 @@ class Sampler:
         """
         ops = self._backend.sampling
         wanted = self._logprobs.wanted(batch.rows)
-        edits = [
-            (stage, edited)
-            for stage in self._edits
-            if (edited := stage.rows_to_edit(batch)) is not None
-        ]
-        raw = self._copy_raw(logits, wanted, edits) if edits and wanted is not None else None
+        edits, late_edits = (
+            [(s, edited) for s in stages if (edited := s.rows_to_edit(batch)) is not None]
+            for stages in (self._edits, self._invariant)
+        )
+        raw = None
+        if (edits or late_edits) and wanted is not None:
+            raw = self._copy_raw(logits, wanted, [*edits, *late_edits])
         for stage, edited in edits:
             stage.apply(ops, logits, batch, edited)
-        token_ids = ops.sample(logits, self._draws.gather(batch.rows, batch.positions))
-        failed = self._failures(logits, token_ids)
+        draws = self._draws.gather(batch.rows, batch.positions)
+        if late_edits:
+            self._edit_after_temperature(logits, batch, draws, late_edits)
+        token_ids = ops.sample(logits, draws)
+        failed = self._failures(logits, token_ids) | batch.failed
         if wanted is None:
             return SampledRows(token_ids=token_ids, failed=failed)
         wanted[list(failed)] = 0
         if raw is not None:
             logits[raw[0]] = raw[1]
         elif not self._is_raw:
-            self._process(logits, batch, np.flatnonzero(wanted))
-        logprobs = self._logprobs.gather(ops, logits, wanted, token_ids, self._is_normalized)
+            self._process(logits, draws, np.flatnonzero(wanted))
+        logprobs = self._logprobs.gather(
+            ops, logits, batch.rows, wanted, token_ids, self._is_normalized
+        )
         return SampledRows(token_ids=token_ids, failed=failed, logprobs=logprobs)
 
     def _copy_raw(
@@ -117,10 +179,25 @@ class Sampler:
         rows = np.flatnonzero(is_edited & (wanted > 0))
         return (rows, logits[rows]) if len(rows) else None
 
-    def _process(self, logits: Any, batch: SampleBatch, rows: np.ndarray) -> None:
+    def _edit_after_temperature(
+        self,
+        logits: Any,
+        batch: SampleBatch,
+        draws: SamplingRows,
+        edits: list[tuple[LogitsStage, np.ndarray]],
+    ) -> None:
+        """Edit rows that are drawn, divided by their temperature, which is 1 from then on."""
+        rows = np.unique(np.concatenate([edited for _, edited in edits]))
+        array = np.asarray(logits)  # shares memory with a tensor
+        array[rows] /= np.maximum(draws.temperature[rows], _LEAST_TEMPERATURE)[:, None]
+        draws.temperature[rows] = 1.0
+        for stage, edited in edits:
+            stage.apply(self._backend.sampling, logits, batch, edited)
+
+    def _process(self, logits: Any, draws: SamplingRows, rows: np.ndarray) -> None:
         """Turn logits rows into what their tokens were drawn from."""
-        sampling = self._draws.gather(batch.rows[rows], batch.positions[rows])
-        self._backend.sampling.process(logits, rows.astype(np.int32), sampling)
+        columns = {f.name: getattr(draws, f.name)[rows] for f in fields(draws)}
+        self._backend.sampling.process(logits, rows.astype(np.int32), SamplingRows(**columns))
 
     def _failures(self, logits: Any, token_ids: np.ndarray) -> dict[int, str]:
         """Rows whose chosen logit is not finite. NaN spreads over the whole row (hidden states with

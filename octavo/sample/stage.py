@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -12,6 +12,27 @@ from octavo.contracts.features import RunnerFeature
 from octavo.kernels.sampling_ops import SamplingOps
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedRows:
+    """Logits rows of which a grammar allows some tokens only.
+
+    Attributes:
+        rows: [n] int32, rising.
+        bitmask: [n, ceil(vocab / 32)] int32 (`SamplingOps.allow`).
+    """
+
+    rows: np.ndarray
+    bitmask: np.ndarray
+
+    def of(self, part: slice) -> MaskedRows | None:
+        """Those among the logits rows of `part`, counted from its start; None if there are none."""
+        chosen = (self.rows >= part.start) & (self.rows < part.stop)
+        if not chosen.any():
+            return None
+        rows = self.rows[chosen] - np.int32(part.start)
+        return MaskedRows(rows=rows, bitmask=self.bitmask[chosen])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +46,15 @@ class SampleBatch:
         positions: [R] absolute position of the token to be sampled.
         token_ids: [num_rows, max_model_len + 1] int32, the persistent batch: before logits row i
             come token_ids[rows[i], :positions[i]], drafts included.
+        grammar: the masks of requests with a grammar; None where there are none.
+        failed: logits rows that a stage could not edit, and why: their requests end.
     """
 
     rows: np.ndarray
     positions: np.ndarray
     token_ids: np.ndarray
+    grammar: MaskedRows | None = None
+    failed: dict[int, str] = field(default_factory=dict)
 
 
 class LogitsStage(RunnerFeature, ABC):
@@ -67,6 +92,10 @@ class RequestRows(Generic[T]):
             return None
         found = np.flatnonzero(self._has_state[rows])
         return found if len(found) else None
+
+    def get(self, row: int) -> T | None:
+        """The state of a row, if it has one."""
+        return self._states.get(row)
 
     def of(self, rows: np.ndarray) -> list[T]:
         """The states of rows that have one."""

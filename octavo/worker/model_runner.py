@@ -27,37 +27,36 @@ from octavo.contracts.step import (
     RunnerOutput,
     SchedulerOutput,
 )
-from octavo.errors import ConfigError, ModelError, RequestError
+from octavo.errors import ModelError, RequestError
 from octavo.kernels.ops import Backend, Graph, KVCache, StepLimits
 from octavo.log import get_logger
+from octavo.sample.logits_processor import LogitsProcessor
 from octavo.sample.logprobs import PromptChunk, PromptLogprobs
-from octavo.sample.sampler import Sampler
-from octavo.sample.stage import SampleBatch
+from octavo.sample.sampler import Sampler, merged_rows
+from octavo.sample.stage import MaskedRows, SampleBatch
+from octavo.worker.logits import ForwardResult, StepForward
 from octavo.worker.request_state import RequestState
-from octavo.worker.step_batch import StepBatch, StepBatchBuilder
+from octavo.worker.step_batch import StepBatch, StepBatchBuilder, masked_rows
 
 logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pending:
-    """A step between its forward and its sampling. `batch` is None where nothing was to run."""
+    """A step between its forward and its sampling: `ran` is None where nothing was to run."""
 
     step: SchedulerOutput
-    batch: StepBatch | None
-    taps: Mapping[str, Any]
+    ran: tuple[StepBatch, ForwardResult] | None
 
 
 class ModelRunner:
     """Owns the persistent batch.
 
     Args:
-        graph: the captured forward, with taps "logits" [R, vocab] and "hidden_states" [T, D]
-            float32.
-        head: the captured head (`PromptLogprobs`).
+        graph, head: the captured forward and head (`StepForward`).
         limits: what the graph was captured for.
         block_sizes: tokens per block, per KV group.
-        logprobs_mode: see `Sampler`.
+        logprobs_mode, logits_processors: see `Sampler`.
         features: worker halves of features, called in this order.
     """
 
@@ -72,9 +71,10 @@ class ModelRunner:
         block_sizes: Sequence[int],
         vocab_size: int,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        logits_processors: Sequence[type[LogitsProcessor]] = (),
         features: Sequence[RunnerFeature] = (),
     ) -> None:
-        self._graph = graph
+        self._forward = StepForward(backend, graph, head, max_logit_rows=limits.max_logit_rows)
         self._kv = kv
         self._state = RequestState(
             max_num_seqs=limits.max_requests,
@@ -86,7 +86,9 @@ class ModelRunner:
             max_tokens=limits.max_tokens, max_requests=limits.max_requests
         )
         sizes = {"num_rows": limits.max_requests, "vocab_size": vocab_size}
-        self._sampler = Sampler(backend, logprobs_mode=logprobs_mode, **sizes)
+        self._sampler = Sampler(
+            backend, logprobs_mode=logprobs_mode, logits_processors=logits_processors, **sizes
+        )
         self._prompt_logprobs = PromptLogprobs(backend, head, **sizes)
         self._features = tuple(features)
         self._row_states: tuple[RunnerFeature, ...] = (
@@ -110,17 +112,29 @@ class ModelRunner:
         batch = self._builder.build(step, self._state, request_ids) if request_ids else None
         for feature in self._features:
             feature.before_forward(step)
-        taps = self._graph.replay(batch.inputs) if batch is not None else {}
-        self._pending = _Pending(step=step, batch=batch, taps=taps)
+        ran = (batch, self._run(step, batch)) if batch is not None else None
+        self._pending = _Pending(step=step, ran=ran)
+
+    def _run(self, step: SchedulerOutput, batch: StepBatch) -> ForwardResult:
+        only_best = not step.grammar_request_ids and self._sampler.needs_only_best(
+            self._sample_batch(batch)
+        )
+        asks = self._prompt_logprobs.find(batch.rows) is not None
+        return self._forward.run(batch, only_best=only_best, hidden_states=asks)
+
+    def _sample_batch(
+        self, batch: StepBatch, part: slice = slice(None), masks: MaskedRows | None = None
+    ) -> SampleBatch:
+        """The logits rows of a step, or a part of them."""
+        return SampleBatch(
+            rows=batch.logit_rows_of_state[part],
+            positions=batch.logit_positions[part],
+            token_ids=self._state.token_ids,
+            grammar=None if masks is None else masks.of(part),
+        )
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> RunnerOutput:
-        """Sample for the step last executed.
-
-        Raises:
-            ConfigError: a token mask, for which there is no sampling op yet.
-        """
-        if grammar is not None:
-            raise ConfigError("token masks (structured output) are not supported yet")
+        """Sample for the step last executed."""
         if self._pending is None:
             raise RuntimeError("no step to sample for")
         pending, self._pending = self._pending, None
@@ -128,9 +142,11 @@ class ModelRunner:
             step_id=pending.step.step_id,
             request_ids=list(pending.step.num_scheduled_tokens),
         )
-        tokens = self._sample(pending, output) if pending.batch is not None else {}
-        if pending.batch is not None:
-            self._add_prompt_logprobs(pending.batch, pending.taps, output)
+        tokens: dict[str, list[int]] = {}
+        if pending.ran is not None:
+            batch, result = pending.ran
+            tokens = self._sample(pending.step, batch, result, output, grammar)
+            self._add_prompt_logprobs(batch, result.taps, output)
         output.sampled_token_ids = [tokens.get(r, []) for r in output.request_ids]
         if self._failed:
             output.errors.update(
@@ -222,19 +238,25 @@ class ModelRunner:
 
     # ---------------------------------------------------------------- sampling
 
-    def _sample(self, pending: _Pending, output: RunnerOutput) -> dict[str, list[int]]:
+    def _sample(
+        self,
+        step: SchedulerOutput,
+        batch: StepBatch,
+        result: ForwardResult,
+        output: RunnerOutput,
+        grammar: GrammarOutput | None,
+    ) -> dict[str, list[int]]:
         """Sample the step's logits rows. Returns request id → tokens."""
-        batch = pending.batch
-        assert batch is not None
         if not len(batch.sample_index):
             return {}
-        sampled = self._sampler.sample(
-            pending.taps["logits"],
-            SampleBatch(
-                rows=batch.logit_rows_of_state,
-                positions=batch.logit_positions,
-                token_ids=self._state.token_ids,
-            ),
+        masks = None if grammar is None else masked_rows(grammar, step, batch)
+        sampled = merged_rows(
+            [
+                self._sampler.take_best(array)
+                if result.tap == "argmax"
+                else self._sampler.sample(array, self._sample_batch(batch, part, masks))
+                for part, array in self._forward.parts(batch, result)
+            ]
         )
         self._state.write_sampled(
             batch.logit_rows_of_state, batch.logit_positions, sampled.token_ids
@@ -247,7 +269,7 @@ class ModelRunner:
             rows = range(end, end + count)
             end += count
             if count > 1:
-                draft = pending.step.scheduled_drafts[request_id]
+                draft = step.scheduled_drafts[request_id]
                 rows = rows[: 1 + _num_accepted(token_ids[rows.start : rows.stop], draft)]
                 self._state.truncate(request_id, int(batch.logit_positions[rows[-1]]) + 1)
             why = next((sampled.failed[r] for r in rows if r in sampled.failed), None)
@@ -273,12 +295,13 @@ class ModelRunner:
             first = int(batch.inputs.positions[start])
             num_left = int(state.num_prompt_tokens[row]) - 1 - first
             count = min(bounds[index + 1] - start, num_left)
-            if count > 0:
+            skip = max(0, self._prompt_logprobs.first_position(row) - first - 1)
+            if count > skip:
                 chunks.append(
                     PromptChunk(
                         index=index,
-                        token_rows=np.arange(start, start + count),
-                        next_ids=state.token_ids[row, first + 1 : first + 1 + count],
+                        token_rows=np.arange(start + skip, start + count),
+                        next_ids=state.token_ids[row, first + 1 + skip : first + 1 + count],
                     )
                 )
         if not chunks:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.contracts.step import SchedulerOutput
+from octavo.contracts.step import GrammarOutput, SchedulerOutput
 from octavo.kernels.ops import StepInputs
+from octavo.sample.stage import MaskedRows
 from octavo.worker.request_state import RequestState
 
 
@@ -105,6 +106,34 @@ class StepBatchBuilder:
             for s, i in enumerate(index.tolist()):
                 num_logits[s] += len(step.scheduled_drafts.get(request_ids[i], ()))
         return index, num_logits
+
+
+def masked_rows(
+    grammar: GrammarOutput, step: SchedulerOutput, batch: StepBatch
+) -> MaskedRows | None:
+    """The masks of a step by logits row; None where all who have one left the batch."""
+    ends = np.cumsum(batch.num_logits).tolist()
+    counts = batch.num_logits.tolist()
+    spans = {
+        batch.request_ids[i]: (end - count, end)
+        for i, end, count in zip(batch.sample_index.tolist(), ends, counts)
+    }
+    rows: list[int] = []
+    mask_rows: list[int] = []
+    start = 0
+    for request_id in grammar.request_ids:
+        count = 1 + len(step.scheduled_drafts.get(request_id, ()))
+        if request_id in spans:
+            rows += range(*spans[request_id])
+            mask_rows += range(start, start + count)
+        start += count
+    if not rows:
+        return None
+    is_whole = len(mask_rows) == len(grammar.bitmask)
+    return MaskedRows(
+        rows=np.array(rows, dtype=np.int32),
+        bitmask=grammar.bitmask if is_whole else grammar.bitmask[mask_rows],
+    )
 
 
 def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -19,10 +19,13 @@ from octavo.models.base import CausalLM
 from octavo.models.files import ModelFiles
 from octavo.models.loader import dummy_weights, load_weights
 from octavo.models.registry import build_model
+from octavo.quant.registry import quantization_of
+from octavo.sample.logits_processor import load_logits_processors
 from octavo.sample.logprobs import HEAD_LIMITS
 from octavo.worker.free_memory import free_memory
 from octavo.worker.info import ExecutorInfo
 from octavo.worker.kv_planner import group_layers
+from octavo.worker.logits import LOGITS_ROWS
 from octavo.worker.memory import (
     MemoryNeeds,
     check_weights_fit,
@@ -64,7 +67,9 @@ class Worker:
         model = build_model(self._files.config)
         config = self._config.resolve(model_max_len=model.max_position)
         dtype = resolve_dtype(config.model.dtype, self._files.checkpoint_dtype)
-        check_weights_fit(_weight_bytes(model, dtype), available)
+        quantization = quantization_of(config.model.quantization, config.model.dtype)
+        bytes_per_weight = quantization.bytes_per_weight(self._files.checkpoint_dtype, dtype)
+        check_weights_fit(int(bytes_per_weight * _num_weights(model)), available)
         backend = self._backend = create_backend(
             config.device.device, dtype, config.device.num_threads
         )
@@ -73,7 +78,7 @@ class Worker:
             if config.model.load_format == "dummy"
             else self._files.weights()
         )
-        num_weight_bytes = load_weights(model, weights, backend)
+        num_weight_bytes = load_weights(model, weights, backend, quantization)
         groups = group_layers(model.kv_specs(dtype))
         plan = self._plan(config, model, backend, groups, available, num_weight_bytes)
         config = replace(config, model=replace(config.model, max_model_len=plan.max_model_len))
@@ -89,6 +94,7 @@ class Worker:
             block_sizes=[group.spec.block_size for group in groups],
             vocab_size=model.vocab_size,
             logprobs_mode=config.model.logprobs_mode,
+            logits_processors=load_logits_processors(config.model.logits_processors),
             features=self._features,
         )
         self._runner.warm_up()
@@ -176,17 +182,15 @@ def step_limits(
     return StepLimits(
         max_tokens=scheduler.max_num_batched_tokens,
         max_requests=scheduler.max_num_seqs,
-        max_logit_rows=max_requests,
+        max_logit_rows=min(max_requests, LOGITS_ROWS),
         max_blocks_per_request=-(-max_model_len // smallest_block),
         max_position=max_model_len,
     )
 
 
-def _weight_bytes(model: CausalLM, dtype: DType) -> int:
-    """About what the weights take: every tensor once, in the engine's dtype."""
-    return dtype.itemsize * sum(
-        math.prod(shape) for slot in model.slots() for shape in slot.expected().values()
-    )
+def _num_weights(model: CausalLM) -> int:
+    """Elements of all tensors, each once."""
+    return sum(math.prod(shape) for slot in model.slots() for shape in slot.expected().values())
 
 
 def _capture(

@@ -21,6 +21,8 @@ def test_every_field_has_a_type_that_a_flag_can_have(section: str) -> None:
         if typing.get_origin(hints[f.name]) is typing.Literal:
             assert f.default in options
             assert all(isinstance(o, str) for o in options)
+        elif typing.get_origin(hints[f.name]) is tuple:
+            assert (hints[f.name], f.default) == (tuple[str, ...], ())
         else:
             assert set(options) <= simple, f.name
             assert type(f.default) in options, f.name

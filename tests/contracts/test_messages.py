@@ -15,7 +15,10 @@ from octavo.contracts.messages import (
 
 
 def test_finish_reasons_read_as_vllms() -> None:
-    assert [str(r) for r in FinishReason] == ["stop", "length", "abort", "error"]
+    assert [str(r) for r in FinishReason] == [
+        *("stop", "length", "abort", "error"),
+        *("repetition", "timeout"),
+    ]
 
 
 def test_defaults_are_not_shared() -> None:

@@ -12,22 +12,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.contracts.sampling_params import (
+from octavo.contracts.sampling_limits import (
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
+    MAX_MILLISECONDS,
     MAX_N,
+    MAX_PATTERN_COUNT,
+    MAX_PATTERN_SIZE,
+    MAX_STOP_REGEX_LENGTH,
+    MAX_STOP_REGEXES,
     MAX_STOP_STRING_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    MAX_TOKEN_IDS,
     SEED_MAX,
     SEED_MIN,
+)
+from octavo.contracts.sampling_params import (
+    RepetitionDetectionParams,
     RequestOutputKind,
     SamplingParams,
 )
 from octavo.errors import RequestError
 
 NAN, INF = math.nan, math.inf
+CALLABLE = len
+STUCK = RepetitionDetectionParams(max_pattern_size=3, min_count=2)
+
+
+class Endless(list[Any]):
+    """A list that says it is long, and must not be walked over."""
+
+    def __len__(self) -> int:
+        return 2**40
+
+    def __iter__(self) -> Any:
+        raise AssertionError("it was walked over")
 
 
 def test_defaults_are_vllms() -> None:
@@ -129,8 +151,48 @@ def test_defaults_are_vllms() -> None:
         ("bad_words", ("a", " b", "é🌶️"), ["a", " b", "é🌶️"]),
         ("bad_words", ["x"] * MAX_BAD_WORDS, ["x"] * MAX_BAD_WORDS),
         ("bad_words", ["x" * MAX_BAD_WORD_LENGTH], ["x" * MAX_BAD_WORD_LENGTH]),
-        # Neutral values of what is not there yet.
+        ("best_of", None, None),
+        ("best_of", 1, 1),
+        ("best_of", np.int64(MAX_N), MAX_N),
+        ("stop_regex", None, None),
+        ("stop_regex", "a+b", ["a+b"]),
+        ("stop_regex", ("a", r"\d"), ["a", r"\d"]),
+        ("stop_regex", ["x" * MAX_STOP_REGEX_LENGTH], ["x" * MAX_STOP_REGEX_LENGTH]),
         ("logprob_token_ids", None, None),
+        ("logprob_token_ids", (5, 0, 5), [5, 0]),
+        (
+            "logprob_token_ids",
+            list(range(MAX_LOGPROB_TOKEN_IDS)),
+            list(range(MAX_LOGPROB_TOKEN_IDS)),
+        ),
+        ("prompt_logprob_token_ids", None, None),
+        ("prompt_logprob_token_ids", {np.int32(7)}, [7]),
+        ("prompt_logprob_start", 0, 0),
+        ("skip_reading_prefix_cache", None, None),
+        ("skip_reading_prefix_cache", True, True),
+        ("skip_reading_prefix_cache", False, False),
+        ("stream_interval", 1, 1),
+        ("stream_interval", 10**6, 10**6),
+        ("flat_logprobs", True, True),
+        ("thinking_token_budget", None, None),
+        ("thinking_token_budget", -1, None),
+        ("thinking_token_budget", 0, 0),
+        ("repetition_detection", None, None),
+        ("repetition_detection", STUCK, STUCK),
+        ("repetition_detection", {"max_pattern_size": 3, "min_count": 2}, STUCK),
+        ("repetition_detection", {"max_pattern_size": 0}, None),
+        ("max_time_ms", None, None),
+        ("max_time_ms", 1, 1),
+        ("ttft_deadline_ms", MAX_MILLISECONDS, MAX_MILLISECONDS),
+        ("trace_decode_token_ids", None, None),
+        ("trace_decode_token_ids", [], []),
+        ("trace_decode_token_ids", (3, 3), [3, 3]),
+        ("logits_processors", None, None),
+        ("logits_processors", [CALLABLE], [CALLABLE]),
+        ("extra_args", None, None),
+        ("extra_args", {"x": [1, "y", None, {"z": 0.5}]}, {"x": [1, "y", None, {"z": 0.5}]}),
+        # The neutral value of what is not there yet.
+        ("structured_outputs", None, None),
     ],
 )
 def test_accepted(field: str, given: Any, kept: Any) -> None:
@@ -248,11 +310,58 @@ def test_accepted(field: str, given: Any, kept: Any) -> None:
         ("bad_words", ["x"] * (MAX_BAD_WORDS + 1), f"at most {MAX_BAD_WORDS}"),
         ("bad_words", ["x" * (MAX_BAD_WORD_LENGTH + 1)], f"longer than {MAX_BAD_WORD_LENGTH}"),
         ("bad_words", ["\udc00"], "half a surrogate pair"),
-        ("logprob_token_ids", [], "logprob_token_ids=[] is not supported yet"),
-        ("structured_outputs", {}, "not supported yet"),
-        ("thinking_token_budget", 1, "not supported yet"),
-        ("repetition_detection", object(), "not supported yet"),
-        ("extra_args", {"x": 1}, "not supported yet"),
+        ("best_of", 0, f"best_of=0 must be in 1…{MAX_N}"),
+        ("best_of", MAX_N + 1, f"must be in 1…{MAX_N}"),
+        ("best_of", 1.5, "best_of=1.5 must be an integer"),
+        ("stop_regex", 5, "stop_regex=5 must be a string or a list of strings"),
+        ("stop_regex", "", "stop_regex holds an empty string"),
+        ("stop_regex", ["x"] * (MAX_STOP_REGEXES + 1), f"at most {MAX_STOP_REGEXES}"),
+        ("stop_regex", "x" * (MAX_STOP_REGEX_LENGTH + 1), f"longer than {MAX_STOP_REGEX_LENGTH}"),
+        ("logprob_token_ids", [], "logprob_token_ids=[] must be a list of at least one token id"),
+        ("logprob_token_ids", [-1], "logprob_token_ids holds -1, which is no token id"),
+        (
+            "logprob_token_ids",
+            [0] * (MAX_LOGPROB_TOKEN_IDS + 1),
+            f"logprob_token_ids has 129 token ids; at most {MAX_LOGPROB_TOKEN_IDS}",
+        ),
+        ("prompt_logprob_token_ids", 5, "must be a list of at least one token id"),
+        ("prompt_logprob_start", -1, "prompt_logprob_start=-1 must be in"),
+        ("prompt_logprob_start", 3, "prompt_logprob_start=3 needs prompt_logprobs"),
+        ("skip_reading_prefix_cache", 1, "skip_reading_prefix_cache=1 must be true or false"),
+        ("stream_interval", 0, "stream_interval=0 must be in 1…"),
+        ("stream_interval", None, "stream_interval=None must be an integer"),
+        ("flat_logprobs", "yes", "flat_logprobs='yes' must be true or false"),
+        ("thinking_token_budget", -2, "-1 is no end"),
+        ("thinking_token_budget", 1.0, "thinking_token_budget=1.0 must be an integer"),
+        ("repetition_detection", 5, "repetition_detection=5 must be a RepetitionDetectionParams"),
+        ("repetition_detection", {"max_pattern_size": 3}, "missing required field `min_count`"),
+        ("max_time_ms", 0, f"max_time_ms=0 must be in 1…{MAX_MILLISECONDS}"),
+        ("max_time_ms", 0.5, "max_time_ms=0.5 must be an integer"),
+        ("ttft_deadline_ms", -1, "ttft_deadline_ms=-1 must be in"),
+        ("ttft_deadline_ms", MAX_MILLISECONDS + 1, "must be in"),
+        ("trace_decode_token_ids", "x", "must be a list of token ids"),
+        ("trace_decode_token_ids", [2.0], "holds 2.0, which is no token id"),
+        ("logits_processors", CALLABLE, "must be a list of callables"),
+        ("logits_processors", ["a.b:C"], "logits_processors=['a.b:C'] must be a list of callables"),
+        ("logits_processors", [CALLABLE] * 17, "logits_processors has 17 callables; at most 16"),
+        ("extra_args", [1], "extra_args=[1] must map names to values"),
+        ("extra_args", {1: 2}, "must map names to values"),
+        ("extra_args", {"x": object()}, "extra_args cannot be sent to the engine"),
+        ("extra_args", {"x": "y" * 65536}, "extra_args take 65544 bytes; at most 65536"),
+        ("structured_outputs", {}, "must be a StructuredOutputsParams"),
+        *(
+            pytest.param(name, Endless(), f"{name} has {2**40} ", id=f"{name}-endless")
+            for name in (
+                *("stop", "stop_regex", "bad_words", "stop_token_ids", "allowed_token_ids"),
+                *("logprob_token_ids", "prompt_logprob_token_ids", "trace_decode_token_ids"),
+            )
+        ),
+        pytest.param(
+            "logit_bias",
+            dict.fromkeys(range(MAX_TOKEN_IDS + 1), 1.0),
+            f"at most {MAX_TOKEN_IDS}",
+            id="logit_bias-many",
+        ),
     ],
 )
 def test_refused(field: str, value: Any, says: str) -> None:
@@ -268,6 +377,41 @@ def test_every_field_is_in_a_table_above() -> None:
     rows = [row for t in tables for mark in t.pytestmark for row in mark.args[1]]  # type: ignore[attr-defined]
     covered = {getattr(row, "values", row)[0] for row in rows}
     assert set(SamplingParams.__struct_fields__) - covered == set()
+
+
+def test_repetition_detection_has_limits() -> None:
+    for values, says in (
+        ({"max_pattern_size": 0, "min_count": 2}, f"must be in 1…{MAX_PATTERN_SIZE}"),
+        ({"max_pattern_size": MAX_PATTERN_SIZE + 1, "min_count": 2}, "max_pattern_size=1025"),
+        ({"max_pattern_size": 3, "min_count": 1}, f"min_count=1 must be in 2…{MAX_PATTERN_COUNT}"),
+        ({"max_pattern_size": 3, "min_count": 2, "min_pattern_size": 4}, "max_pattern_size"),
+    ):
+        with pytest.raises(RequestError, match=says):
+            RepetitionDetectionParams(**values)
+
+
+def test_best_of_is_not_less_than_n() -> None:
+    with pytest.raises(RequestError, match="best_of=2 is less than n=3"):
+        SamplingParams(n=3, best_of=2)
+    assert SamplingParams(n=3, best_of=3).num_sequences == 3
+    assert SamplingParams(n=3).num_sequences == 3
+
+
+def test_listed_ids_ask_for_log_probabilities() -> None:
+    params = SamplingParams(logprob_token_ids=[1], prompt_logprob_token_ids=[2])
+    assert (params.logprobs, params.prompt_logprobs) == (0, 0)
+    params = SamplingParams(logprob_token_ids=[1], logprobs=3)
+    assert params.logprobs == 3
+
+
+def test_prompt_logprobs_do_not_read_the_cache() -> None:
+    with pytest.raises(RequestError, match="skip_reading_prefix_cache=False cannot be had"):
+        SamplingParams(prompt_logprobs=1, skip_reading_prefix_cache=False)
+
+
+def test_a_regex_needs_text() -> None:
+    with pytest.raises(RequestError, match="stop_regex needs detokenize=True"):
+        SamplingParams(stop_regex="x", detokenize=False)
 
 
 def test_stop_strings_need_text() -> None:
@@ -290,8 +434,8 @@ def test_the_callers_lists_are_copied() -> None:
 
 
 def test_unknown_field_is_named() -> None:
-    with pytest.raises(TypeError, match="best_of"):
-        SamplingParams(best_of=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="watermarking"):
+        SamplingParams(watermarking=True)  # type: ignore[call-arg]
 
 
 def test_is_greedy() -> None:
@@ -307,6 +451,9 @@ def test_vocabulary() -> None:
         *({"stop_token_ids": [wrong]} for wrong in (10, -1, 2**70)),
         {"allowed_token_ids": [3, 10]},
         {"logit_bias": {3: 1.0, "10": 1.0}},
+        {"logprob_token_ids": [10]},
+        {"prompt_logprob_token_ids": [3, 10]},
+        {"trace_decode_token_ids": [10]},
     ):
         with pytest.raises(RequestError, match=r"the model's ids are 0…9") as caught:
             SamplingParams(**values).check_vocabulary(10)
@@ -346,6 +493,7 @@ def test_any_values_either_work_or_are_a_request_error(values: dict[str, Any]) -
         assert error.param in values
         return
     params.check_vocabulary(2**62) if params.stop_token_ids is None else None
-    if all(-(2**63) <= i < 2**64 for i in params.stop_token_ids or ()):
+    is_plain = all(-(2**63) <= i < 2**64 for i in params.stop_token_ids or ())
+    if is_plain and "nan" not in str(params.extra_args):  # which no two are equal
         wire = msgspec.msgpack.encode(params)
         assert msgspec.msgpack.decode(wire, type=SamplingParams) == params

@@ -41,7 +41,7 @@ from octavo.core.scheduler import Scheduler
 EOS = 0
 ENGINE_FIELDS = (
     *("sample_index", "fork_of", "priority", "cache_salt", "lora_name", "extras"),
-    "bad_words_token_ids",
+    *("bad_words_token_ids", "leaves_fork_source"),
 )
 POISON = -1
 SECRET = bytes(range(32))

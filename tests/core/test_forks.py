@@ -101,3 +101,67 @@ def test_a_window_that_moved_on() -> None:
     core.run()
     core.check_complete()
     assert not any(step.block_copies for step in core.steps)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("prompt", [1, 15, 16, 17, 30, 32, 33])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_children_that_come_after_the_end_of_their_parent(
+    caching: bool, prompt: int, depth: int
+) -> None:
+    """As beams do: each computes its last token only."""
+    core = FakeCore(prefix_caching=caching, depth=depth, num_blocks=24)
+    ids = list(range(1, prompt + 1))
+    core.add("parent", ids, max_tokens=1, leaves_fork_source=True)
+    core.run()
+    for i in range(4):
+        core.add(f"{i}", [*ids, 30 + i], max_tokens=1, fork_of="parent", leaves_fork_source=True)
+    core.run()
+    for i in range(4):
+        core.add(f"{i}b", [*ids, 33, 3 + i], max_tokens=1, fork_of="3")
+    core.run()
+    core.check_complete()
+    assert core.worker.num_computed_tokens == prompt + 4 + 4
+
+
+def test_what_is_not_the_parents_prompt_and_a_token_is_computed() -> None:
+    core = FakeCore(prefix_caching=False)
+    core.add("parent", [1] * 20, max_tokens=1, leaves_fork_source=True)
+    core.run()
+    for name, prompt, more in (
+        ("longer", [1] * 22, {}),
+        ("other", [1] * 19 + [2, 1], {}),
+        ("same", [1] * 20, {}),
+        ("salted", [1] * 21, {"cache_salt": "mine"}),
+    ):
+        core.add(name, prompt, max_tokens=1, fork_of="parent", **more)
+    core.run()
+    core.check_complete()
+    assert core.worker.num_computed_tokens == 20 + 22 + 21 + 20 + 21
+
+
+def test_ended_parents_hold_nothing_and_are_few() -> None:
+    core = FakeCore(num_blocks=6, max_num_seqs=2, prefix_caching=False)
+    for i in range(9):
+        core.add(f"{i}", [i + 1] * 20, max_tokens=1, leaves_fork_source=True)
+        core.run()
+    assert core.scheduler.stats().num_used_blocks == 0
+    assert list(core.scheduler._left) == ["5", "6", "7", "8"]
+    core.add("early", [7] * 21, max_tokens=1, fork_of="6")  # its parent's blocks are others' now
+    core.add("late", [9] * 21, max_tokens=1, fork_of="8")
+    core.run()
+    core.check_complete()
+    assert core.worker.num_computed_tokens == 9 * 20 + 21 + 1
+
+
+def test_a_request_that_does_not_read_the_cache_still_forks() -> None:
+    core = FakeCore()
+    core.add("before", [1] * 40, max_tokens=1)
+    core.run()
+    core.add_n("n", 2, [1] * 40, max_tokens=1, skip_reading_prefix_cache=True)
+    core.run()
+    core.check_complete()
+    assert core.worker.num_computed_tokens == 40 + 40 + 1
+    core.add("after", [1] * 40, max_tokens=1)  # what was computed is cached for others
+    core.run()
+    assert core.worker.num_computed_tokens == 40 + 40 + 1 + 8

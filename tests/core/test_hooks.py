@@ -71,8 +71,9 @@ def request(request_id: str = "r") -> Request:
 class TestChain:
     def test_no_hooks(self) -> None:
         chain = HookChain([])
-        assert not chain
-        assert chain.admission(request()) == (Admission.READY, "")
+        assert not chain.clamps
+        assert not chain.adds_hash_keys
+        assert chain.admission(request()) == (Admission.READY, None)
         assert chain.clamp(request(), 5) == 5
         assert not chain.finished(request())
         assert chain.take_freed() == []
@@ -81,9 +82,17 @@ class TestChain:
         a, b = Diary("a"), Diary("b")
         chain = HookChain([a, b])
         a.admission = Admission.WAIT
-        assert chain.admission(request()) == (Admission.WAIT, "")
+        assert chain.admission(request()) == (Admission.WAIT, None)
         b.admission = Admission.FAIL
-        assert chain.admission(request()) == (Admission.FAIL, "b does not want r")
+        assert chain.admission(request()) == (Admission.FAIL, b)
+
+    def test_only_hooks_with_an_answer_are_asked(self) -> None:
+        chain = HookChain([SchedulerHook(), Diary("a")])
+        assert chain.clamps
+        assert chain.adds_hash_keys
+        chain = HookChain([SchedulerHook()])
+        assert not chain.clamps
+        assert not chain.adds_hash_keys
 
     def test_the_tightest_clamp_counts(self) -> None:
         a, b = Diary("a"), Diary("b")

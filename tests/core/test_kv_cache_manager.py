@@ -228,6 +228,8 @@ class TestForks:
         kv.free(a)
         assert kv.fork(a, 39) is not None
         tail = a.fork_source.blocks[0][-1]
+        kv.pool.get_new_blocks(1)  # the one that nobody ever had
+        assert kv.fork(a, 39) is not None
         assert kv.pool.get_new_blocks(1) == [tail]  # the tail goes first
         assert kv.fork(a, 39) is None
 

@@ -285,7 +285,7 @@ def smollm2_probes() -> list[Ask]:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, "auto"])  # auto: Q4_1 and Q8_0, as they are stored
 def test_smollm2(smollm2_path: Path, dtype: str) -> None:
     setup = Setup(
         path=smollm2_path,

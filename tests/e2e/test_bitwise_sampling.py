@@ -17,6 +17,19 @@ from octavo.contracts.messages import Logprob, RequestOutput
 from octavo.contracts.sampling_params import SamplingParams
 from tests.e2e.lab import TINY_VOCAB, Answer, Ask, Lab, answers_of
 
+
+def lower_what_came(prompt: list[int], output: list[int], logits: np.ndarray) -> None:
+    """A processor of a request."""
+    logits[output[-3:]] -= 4.0
+    logits[len(prompt)] += 1.0
+
+
+ENGINE = {
+    "logits_processors": ["tests.sample.processors:Shift", "tests.sample.processors:Sharpen"],
+    "max_model_len": 128,
+    "reasoning_start_str": "F",
+    "reasoning_end_str": "GHI",
+}
 FIELDS: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.4},
     "presence": {"presence_penalty": 1.5},
@@ -24,6 +37,14 @@ FIELDS: dict[str, dict[str, Any]] = {
     "bias": {"logit_bias": {"65": 2.5, "66": -100, "10": 1.25}},
     "allowed": {"allowed_token_ids": list(range(60, 250, 3))},
     "bad-words": {"bad_words": ["A", "zz", "\x01\x02\x03", "\n"]},
+    "processor": {"extra_args": {"shift": 3.5, "sharpen": True}},
+    "callable": {"logits_processors": [lower_what_came]},
+    "trace": {"trace_decode_token_ids": [70, 71, 200]},
+    "thinking": {"thinking_token_budget": 4},
+    "stuck": {"repetition_detection": {"max_pattern_size": 2, "min_count": 3}},
+    "regex": {"stop_regex": "[a-f].?[A-Z]"},
+    "listed": {"logprob_token_ids": [1, 70]},
+    "prompt-listed": {"prompt_logprob_token_ids": [9], "prompt_logprob_start": 1},
     "prompt": {"prompt_logprobs": 2},
     "prompt-all": {"prompt_logprobs": -1},
 }
@@ -50,8 +71,10 @@ def asks() -> list[Ask]:
     result = []
     for i, (name, values) in enumerate(chosen.items()):
         base = list(BASES)[i % len(BASES)] if "n" not in values else "drawn"
-        params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, **BASES[base], **values)
         prompt = rng.integers(0, TINY_VOCAB - 1, lengths[i % len(lengths)]).tolist()
+        if "prompt_logprob_start" in values:
+            values = values | {"prompt_logprob_start": len(prompt) // 2}
+        params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, **BASES[base], **values)
         result.append(Ask(name=f"{name}-{base}", prompt=prompt, params=params))
     return arriving(result)
 
@@ -68,7 +91,7 @@ def what_came(output: RequestOutput) -> tuple[list[Answer], list[dict[int, Logpr
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def reference(request: pytest.FixtureRequest, tiny_path: Path) -> tuple[str, Reference]:
     """Each alone, one after the other, nothing cached, on one thread."""
-    options = {"num_threads": 1, "enable_prefix_caching": False, "max_model_len": 128}
+    options = {"num_threads": 1, "enable_prefix_caching": False, **ENGINE}
     with closing(Lab(tiny_path, dtype=request.param, **options)) as lab:
         found = {ask.name: what_came(lab.run([ask])[ask.name]) for ask in asks()}
     for ask in asks():
@@ -77,7 +100,9 @@ def reference(request: pytest.FixtureRequest, tiny_path: Path) -> tuple[str, Ref
         assert (prompt is None) == (ask.params.prompt_logprobs is None)
         if prompt is not None:
             assert prompt[0] is None
-            assert [next(iter(p)) for p in prompt if p] == ask.prompt[1:]
+            first = max(1, ask.params.prompt_logprob_start)
+            assert [next(iter(p)) for p in prompt if p] == ask.prompt[first:]
+            assert len(prompt) == len(ask.prompt)
     return request.param, found
 
 
@@ -86,9 +111,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "budget-16": {"max_num_batched_tokens": 16},
     "depth-3-threads-2": {"pipeline_depth": 3, "num_threads": 2},
     "threshold-7-depth-2": {"long_prefill_token_threshold": 7, "pipeline_depth": 2},
-    "small-pool": {"num_gpu_blocks_override": 13},
+    "small-pool": {"num_gpu_blocks_override": 10},
     "small-pool-depth-2": {
-        "num_gpu_blocks_override": 13,
+        "num_gpu_blocks_override": 10,
         "pipeline_depth": 2,
         "max_num_batched_tokens": 33,
     },
@@ -100,7 +125,7 @@ def test_together(
     tiny_path: Path, reference: tuple[str, Reference], options: dict[str, Any]
 ) -> None:
     dtype, expected = reference
-    options = {"num_threads": 1, "max_model_len": 128} | options
+    options = {"num_threads": 1, **ENGINE} | options
     with closing(Lab(tiny_path, dtype=dtype, **options)) as lab:
         # With an empty prefix cache, then with a hot one and others at the end, who are preempted.
         for batch in (asks(), arriving(asks()[::-1])):
@@ -113,5 +138,5 @@ def test_together(
                 if prompt is not None:
                     assert output.num_cached_tokens == 0
         if "num_gpu_blocks_override" in options:
-            for kind in ("prompt", "repetition", "frequency", "bad-words"):
+            for kind in ("prompt", "repetition", "frequency", "bad-words", "processor", "thinking"):
                 assert any(kind in name for name in lab.preempted.counts), kind

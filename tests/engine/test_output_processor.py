@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from octavo.config.sections import ModelConfig
+from octavo.contracts.logprobs import FlatLogprobs
 from octavo.contracts.messages import (
     EngineOutput,
     FinishReason,
@@ -398,3 +399,85 @@ class TestLogprobs:
         (output,) = feed(start(), token_output("a"))
         assert output.outputs[0].logprobs is None
         assert output.outputs[0].cumulative_logprob is None
+
+
+class TestStreamInterval:
+    def test_first_and_last_come_at_once(self) -> None:
+        processor = start(output_kind=RequestOutputKind.DELTA, stream_interval=3)
+        steps = [token_output(c) for c in "abcdefgh"]
+        steps.append(token_output("i", finish_reason=FinishReason.LENGTH))
+        seen = [[o.outputs[0].text for o in feed(processor, step)] for step in steps]
+        assert seen == [["a"], [], [], ["bcd"], [], [], ["efg"], [], ["hi"]]
+
+    def test_each_of_n_by_itself(self) -> None:
+        processor = start(n=2, output_kind=RequestOutputKind.DELTA, stream_interval=2)
+        seen = []
+        for first, second in (("a", ""), ("b", "x"), ("c", "y"), ("", "z")):
+            outputs = [token_output(t, f"{i}_r") for i, t in enumerate((first, second)) if t]
+            made = feed(processor, *outputs)
+            seen.append([(c.index, c.text) for o in made for c in o.outputs])
+        assert seen == [[(0, "a")], [(1, "x")], [(0, "bc")], [(1, "yz")]]
+
+
+class TestBestOf:
+    def test_the_best_come_back_ranked(self) -> None:
+        processor = start(n=2, best_of=4, output_kind=RequestOutputKind.DELTA)
+        made = []
+        for i, logprob in enumerate((-3.0, -1.0, -1.0, -2.0)):
+            rows = LogprobRows(
+                np.array([[97 + i]], np.int32),
+                np.array([[logprob]], np.float32),
+                np.array([1], np.int32),
+            )
+            output = token_output(
+                chr(97 + i), f"{i}_r", logprobs=rows, finish_reason=FinishReason.LENGTH
+            )
+            made += feed(processor, output)
+        (last,) = made
+        assert last.finished
+        assert [(c.index, c.text, c.cumulative_logprob) for c in last.outputs] == [
+            (0, "b", -1.0),
+            (1, "c", -1.0),
+        ]
+        assert [c.logprobs for c in last.outputs] == [None, None]
+        assert processor.num_unfinished == 0
+
+    def test_what_failed_is_last(self) -> None:
+        processor = start(n=1, best_of=2)
+        failed = EngineOutput(request_id="0_r", finish_reason=FinishReason.ERROR, error="x")
+        rows = rows_of("b")
+        good = token_output("b", "1_r", logprobs=rows, finish_reason=FinishReason.LENGTH)
+        (last,) = feed(processor, failed, good)
+        assert [c.text for c in last.outputs] == ["b"]
+
+
+def test_listed_ids_have_no_rank() -> None:
+    processor = start(logprob_token_ids=[120, 98], logprobs=1)
+    rows = LogprobRows(
+        np.array([[97, 98, 120, 98]], np.int32),
+        np.array([[-2.0, -0.5, -7.0, -0.5]], np.float32),
+        np.array([3], np.int32),
+    )
+    (output,) = feed(processor, token_output("a", logprobs=rows))
+    assert output.outputs[0].logprobs == [
+        {97: Logprob(-2.0, 3, "a"), 98: Logprob(-0.5, 1, "b"), 120: Logprob(-7.0, None, "x")}
+    ]
+
+
+def test_prompt_logprobs_from_a_position_on() -> None:
+    processor = start(prompt_logprobs=0, prompt_logprob_start=2, flat_logprobs=True)
+    (output,) = feed(processor, token_output("a"))  # the prompt has two tokens
+    assert output.prompt_logprobs == [None, None]
+    processor = start(prompt_logprobs=0)
+    assert feed(processor, token_output("a")) == []
+
+
+def test_flat_log_probabilities() -> None:
+    """They read as the lists that they stand for."""
+    plain, flat = start(logprobs=1), start(logprobs=1, flat_logprobs=True)
+    for step in ("ab", "c"):
+        output = token_output(step, logprobs=rows_of(step))
+        (ours,), (theirs,) = feed(flat, output), feed(plain, output)
+    assert isinstance(ours.outputs[0].logprobs, FlatLogprobs)
+    assert ours.outputs[0].logprobs == theirs.outputs[0].logprobs
+    assert ours.outputs[0].cumulative_logprob == theirs.outputs[0].cumulative_logprob

@@ -16,6 +16,8 @@ SHOWN = {
     "03_stepwise_engine.py": ("3 running", "first ends (abort)", "0 running, 0 KV blocks"),
     "04_prefix_cache.py": ("   0 of 533", " 512 of 533", "   0 cached with another"),
     "05_parallel_sampling.py": ("0: ", "3: ", "mean logprob"),
+    "06_beam_search.py": ("greedy", "beam", "(length)"),
+    "07_logits_processors.py": ("plain: ", "no repeats: ", "boosted: '!!!"),
 }
 
 

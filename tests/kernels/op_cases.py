@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import gguf
 import numpy as np
 
 from octavo.contracts.kv_spec import (
@@ -20,6 +19,7 @@ from octavo.contracts.kv_spec import (
     SlidingWindowSpec,
 )
 from octavo.contracts.tensor import DType, HostTensor, float32_to_bf16
+from octavo.contracts.weight_format import WeightFormat
 from octavo.kernels.ops import (
     Activation,
     Backend,
@@ -32,6 +32,9 @@ from octavo.kernels.ops import (
     StepLimits,
     Value,
 )
+from octavo.kernels.sync import Collective
+from octavo.quant.gguf import smallest_format
+from tests.kernels.blocks import random_blocks
 
 VOCAB = 97
 MAX_TOKENS = 512
@@ -64,8 +67,7 @@ class Lab:
         if dtype is DType.F16:
             return HostTensor.of(values.astype(np.float16))
         if dtype.is_block_format:
-            data = gguf.quantize(values, gguf.GGMLQuantizationType[dtype.name])
-            return HostTensor(data, dtype, shape)
+            return random_blocks(self._rng, dtype, *shape)
         return HostTensor.of(values)
 
     def rows(self, ops: Ops, name: str, width: int) -> Value:
@@ -203,6 +205,18 @@ for width, eps, offset in ((33, 1e-6, 0.0), (64, 1e-5, 0.0), (576, 1e-5, 1.0)):
 
         return forward
 
+    @_case("layer_norm", f"{width}-{'bias' if offset else 'plain'}")
+    def _(lab: Lab, width: int = width, eps: float = eps, with_bias: bool = offset > 0) -> Forward:
+        weight = lab.backend.pack_vector(lab.tensor(width, mean=1))
+        bias = lab.backend.pack_vector(lab.tensor(width)) if with_bias else None
+
+        def forward(ops: Ops) -> None:
+            x = lab.rows(ops, "x", width)
+            ops.output("out", ops.layer_norm(x, weight, bias, eps=eps))
+            ops.output("logits_rows", ops.layer_norm(ops.select_rows(x), weight, bias, eps=eps))
+
+        return forward
+
 
 # ------------------------------------------------------------------ linear maps
 
@@ -235,6 +249,76 @@ for variant, k, sizes, bias, dtype in LINEAR:
         return forward
 
 
+QUANTIZED = {  # variant: (K, format, dtypes of the parts)
+    "int8": (70, WeightFormat.INT8, [DType.F32, DType.BF16]),
+    "int8-long": (2100, WeightFormat.INT8, [DType.F32]),
+    "int4": (70, WeightFormat.INT4_G32_MIN, [DType.F32]),
+    "int8-groups": (64, WeightFormat.INT8_G32, [DType.F16]),
+    "q4_0": (96, WeightFormat.INT4_G32, [DType.Q4_0]),
+    "q4_1": (64, WeightFormat.INT4_G32_MIN, [DType.Q4_1, DType.Q4_1]),
+    "q4_1-long": (2080, WeightFormat.INT4_G32_MIN, [DType.Q4_1]),
+    "q5_0": (64, WeightFormat.INT8_G32, [DType.Q5_0]),
+    "q5_1": (64, WeightFormat.INT8_G32_MIN, [DType.Q5_1]),
+    "q8_0": (64, WeightFormat.INT8_G32, [DType.Q8_0]),
+    "q4_k": (256, WeightFormat.INT4_G32_MIN_F32, [DType.Q4_K]),
+    "q5_k": (256, WeightFormat.INT8_G32_MIN, [DType.Q5_K]),
+    "q6_k": (512, WeightFormat.INT8_G16, [DType.Q6_K]),
+    "q4_k-q6_k": (256, WeightFormat.INT8_G16_MIN, [DType.Q4_K, DType.Q6_K]),
+}
+
+
+def _quantized(lab: Lab, variant: str, n: int, *, bias: bool = False, gated: bool = False):
+    """A weight of as many parts of n rows as the variant has types (gated: two of the first)."""
+    k, format, dtypes = QUANTIZED[variant]
+    parts = [lab.tensor(n, k, dtype=dtype) for dtype in (dtypes[:1] * 2 if gated else dtypes)]
+    biases = [lab.tensor(n) for _ in parts] if bias else None
+    return k, lab.backend.pack_linear(parts, biases, gated=gated, format=format)
+
+
+for variant in QUANTIZED:
+
+    @_case("linear", f"quantized-{variant}")
+    def _(lab: Lab, variant: str = variant) -> Forward:
+        k, weight = _quantized(lab, variant, 45, bias=True)
+        return lambda ops: ops.output("out", ops.linear(lab.act(ops, k), weight))
+
+    @_case("embedding", f"quantized-{variant}")
+    def _(lab: Lab, variant: str = variant) -> Forward:
+        k, format, dtypes = QUANTIZED[variant]
+        table = lab.backend.pack_embedding(lab.tensor(VOCAB, k, dtype=dtypes[0]), format=format)
+        return lambda ops: ops.output("out", ops.embedding(table, scale=3.0))
+
+
+for variant in ("int8", "q4_1", "q8_0", "q6_k"):
+
+    @_case("linear_add", f"quantized-{variant}")
+    def _(lab: Lab, variant: str = variant) -> Forward:
+        k, weight = _quantized(lab, variant, 20)
+
+        def forward(ops: Ops) -> None:
+            act, residual = lab.act(ops, k), lab.rows(ops, "residual", weight.shape[0])
+            ops.output("out", ops.linear_add(act, weight, residual))
+
+        return forward
+
+    @_case("gated_linear", f"quantized-{variant}")
+    def _(lab: Lab, variant: str = variant) -> Forward:
+        k, weight = _quantized(lab, variant, 25, bias=True, gated=True)
+        return lambda ops: ops.output(
+            "out", ops.gated_linear(lab.act(ops, k), weight, Activation.SILU)
+        )
+
+    @_case("logits", f"quantized-{variant}")
+    def _(lab: Lab, variant: str = variant) -> Forward:
+        k, weight = _quantized(lab, variant, 50)
+
+        def forward(ops: Ops) -> None:
+            x = ops.select_rows(lab.act(ops, k))
+            ops.output("out", ops.logits(x, weight, scale=0.5))
+
+        return forward
+
+
 for activation, k, n, bias in (
     (Activation.SILU, 64, 96, False),
     (Activation.SILU, 33, 33, True),
@@ -262,6 +346,62 @@ for vocab, scale, soft_cap in ((100, 1.0, None), (33, 0.25, None), (VOCAB, 2.0, 
 
         return forward
 
+    @_case("argmax", f"{vocab}-scale-{scale}-cap-{soft_cap}")
+    def _(lab: Lab, vocab: int = vocab, scale: float = scale, soft_cap=soft_cap) -> Forward:
+        weight = lab.backend.pack_linear([lab.tensor(vocab, 48)])
+
+        def forward(ops: Ops) -> None:
+            x = ops.select_rows(lab.act(ops, 48))
+            ops.output("out", ops.argmax(x, weight, scale=scale, soft_cap=soft_cap))
+
+        return forward
+
+
+# ------------------------------------------------------------------ the world outside
+
+
+class TwoAlike(Collective):
+    """Another rank that has the very same rows."""
+
+    rank, size = 0, 2
+
+    def all_reduce(self, rows: np.ndarray) -> None:
+        rows += rows.copy()
+
+
+for width in (33, 64):
+
+    @_case("host_call", f"width-{width}")
+    def _(lab: Lab, width: int = width) -> Forward:
+        def reverse(rows: np.ndarray) -> None:
+            rows[:] = rows[:, ::-1].copy()
+
+        def forward(ops: Ops) -> None:
+            ops.output("out", ops.host_call(lab.act(ops, width), reverse))
+            x = ops.select_rows(lab.rows(ops, "y", width))
+            ops.output("logits_rows", ops.host_call(x, reverse))
+
+        return forward
+
+    @_case("all_reduce", f"width-{width}")
+    def _(lab: Lab, width: int = width) -> Forward:
+        group = TwoAlike()
+        return lambda ops: ops.output("out", ops.all_reduce(lab.rows(ops, "x", width), group))
+
+
+for name in ("signal", "wait"):
+
+    @_case(name, "between-ops")
+    def _(lab: Lab, name: str = name) -> Forward:
+        weight = lab.backend.pack_linear([lab.tensor(40, 32)])
+
+        def forward(ops: Ops) -> None:
+            x = lab.act(ops, 32)
+            getattr(ops, name)(1)
+            ops.output("out", ops.linear(x, weight))
+
+        return forward
+
 
 # ------------------------------------------------------------------ attention
 
@@ -278,6 +418,8 @@ class _Attention:
     norm_offset: float | None = None
     window: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
+    dtype: DType = DType.F32
     lengths: tuple[int, ...] = (1, 5, 37, 16)
 
 
@@ -290,6 +432,8 @@ ATTENTION = {
     "interleaved": _Attention(heads=(4, 2, 16), rotary_dim=16, interleaved=True),
     "partial": _Attention(heads=(4, 2, 24), rotary_dim=12),
     "partial-interleaved": _Attention(heads=(2, 1, 32), rotary_dim=8, interleaved=True),
+    "q4_1": _Attention(heads=(4, 2, 16), rotary_dim=16, k=64, bias=True, dtype=DType.Q4_1),
+    "q8_0": _Attention(heads=(3, 1, 20), rotary_dim=20, k=96, dtype=DType.Q8_0),
     "no-rope": _Attention(heads=(2, 2, 16)),
     "head-norm": _Attention(heads=(4, 2, 16), rotary_dim=16, norm_offset=0.0),
     "head-norm-offset": _Attention(heads=(4, 1, 40), rotary_dim=20, norm_offset=1.0, bias=True),
@@ -297,6 +441,9 @@ ATTENTION = {
     "window-5": _Attention(heads=(4, 2, 16), rotary_dim=16, window=5, lengths=(1, 23, 70)),
     "window-16": _Attention(heads=(2, 1, 16), rotary_dim=16, window=16, lengths=(40, 3, 65)),
     "window-1": _Attention(heads=(2, 1, 16), rotary_dim=16, window=1, lengths=(40, 3)),
+    "sinks": _Attention(heads=(8, 2, 16), rotary_dim=16, sinks=True, lengths=(1, 37, 5)),
+    "sinks-window": _Attention(heads=(2, 1, 64), sinks=True, window=20, lengths=(70, 1)),
+    "sinks-long": _Attention(heads=(4, 2, 16), sinks=True, lengths=(300, 2, 40)),
     "long": _Attention(heads=(4, 2, 16), rotary_dim=16, lengths=(300, 2, 40)),
     "long-window": _Attention(heads=(2, 1, 16), rotary_dim=16, window=280, lengths=(300, 20)),
     "long-cap": _Attention(heads=(3, 1, 32), soft_cap=3.0, lengths=(257, 30)),
@@ -308,7 +455,9 @@ def _attention_forward(lab: Lab, a: _Attention) -> Forward:
     heads = HeadShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=dim)
     sizes = [num_heads * dim, num_kv_heads * dim, num_kv_heads * dim]
     weight = lab.backend.pack_linear(
-        [lab.tensor(n, a.k) for n in sizes], [lab.tensor(n) for n in sizes] if a.bias else None
+        [lab.tensor(n, a.k, dtype=a.dtype) for n in sizes],
+        [lab.tensor(n) for n in sizes] if a.bias else None,
+        format=smallest_format({a.dtype}),
     )
     norm = None
     if a.norm_offset is not None:
@@ -316,12 +465,19 @@ def _attention_forward(lab: Lab, a: _Attention) -> Forward:
         norm = HeadNorm(q=q, k=k, eps=1e-6, offset=a.norm_offset)
     rope = lab.rope(a.rotary_dim, interleaved=a.interleaved) if a.rotary_dim else None
     kv = lab.kv(heads, a.window)
+    sinks = lab.backend.pack_vector(lab.tensor(num_heads, mean=1.0)) if a.sinks else None
 
     def forward(ops: Ops) -> None:
         q = ops.qkv_rope_store(lab.act(ops, a.k), weight, kv, heads, rope, norm)
         ops.output("q", q)
         out = ops.attention(
-            q, kv, heads, scale=1.5 * dim**-0.5, sliding_window=a.window, soft_cap=a.soft_cap
+            q,
+            kv,
+            heads,
+            scale=1.5 * dim**-0.5,
+            sliding_window=a.window,
+            soft_cap=a.soft_cap,
+            sinks=sinks,
         )
         ops.output("out", out)
 

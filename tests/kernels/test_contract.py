@@ -219,7 +219,10 @@ def _assert_same(taps: Taps, expected: Taps, plan: str) -> None:
         assert not wrong, f"{plan}: {tap} differs at (request, position) {wrong[:8]}"
 
 
-ROUNDED_ONCE = {"input", "embedding", "rms_norm_add", "linear", "linear_add", "logits"}
+ROUNDED_ONCE = {
+    *("input", "embedding", "rms_norm_add", "linear", "linear_add", "logits", "argmax"),
+    *("all_reduce", "signal", "wait"),
+}
 """Ops whose result is float32 whatever the activation format is."""
 
 

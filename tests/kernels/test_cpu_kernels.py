@@ -59,6 +59,8 @@ def tolerance(dtype: DType) -> float:
         "attention-window-5",
         "attention-long-window",
         "attention-long-cap",
+        "attention-sinks-window",
+        "attention-sinks-long",
     ],
 )
 def test_the_contract_holds_in_every_tier(tier: str, dtype: DType, name: str) -> None:
@@ -128,7 +130,16 @@ def attention_twin(
 @all_kernels
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim"),
-    [(1, 1, 2), (3, 1, 6), (2, 2, 80), (2, 1, 128), (4, 2, 256), (1, 1, 512), (17, 1, 64)],
+    [
+        (1, 1, 2),
+        (3, 1, 6),
+        (2, 2, 80),
+        (4, 1, 96),
+        (2, 1, 128),
+        (4, 2, 256),
+        (1, 1, 512),
+        (17, 1, 64),
+    ],
 )
 def test_attention_of_any_head_shape(
     tier: str, dtype: DType, num_heads: int, num_kv_heads: int, head_dim: int
@@ -186,6 +197,32 @@ def test_a_long_prompt_decodes_as_it_was_prefilled(tier: str, dtype: DType) -> N
             start += n
         results.append(np.concatenate(out))
     assert all(np.array_equal(result, results[0]) for result in results)
+
+
+@all_kernels
+def test_a_sink_takes_its_share_of_the_softmax(tier: str, dtype: DType) -> None:
+    """One of nothing changes no bit, one of all leaves nothing, one of as much leaves half."""
+    backend = BACKENDS[tier, dtype, 2]
+    heads = HeadShape(num_heads=3, num_kv_heads=1, head_dim=32)
+    weight = tensor(1, 5 * 32, 16, scale=0.25)
+    packed = backend.pack_linear([weight])
+    kv = make_cache(backend, heads).layer("layer")
+    sinks = backend.pack_vector(HostTensor.of(np.array([-1e30, 1e30, np.log(270)], np.float32)))
+
+    def forward(ops: Ops) -> None:
+        q = ops.qkv_rope_store(ops.input("x", 16, dtype), packed, kv, heads, None)
+        # A scale so small that the softmax of 270 tokens is uniform, and its sum is 270.
+        ops.output("plain", ops.attention(q, kv, heads, scale=1e-30))
+        ops.output("sinks", ops.attention(q, kv, heads, scale=1e-30, sinks=sinks))
+
+    graph = backend.capture(forward, LIMITS)
+    taps = graph.replay(make_step([(0, 270)], extra={"x": randn(2, 270, 16)}))
+    plain, with_sinks = (
+        backend.to_numpy(taps[name])[-1].reshape(3, 32).copy() for name in ("plain", "sinks")
+    )
+    assert np.array_equal(with_sinks[0], plain[0])
+    assert not with_sinks[1].any()
+    assert np.allclose(with_sinks[2], plain[2] / 2, rtol=tolerance(dtype))
 
 
 @all_tiers

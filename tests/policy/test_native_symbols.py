@@ -21,6 +21,7 @@ UNITS = sorted((ROOT / "csrc" / "isa").glob("*.cpp"))
 KERNEL_HEADERS = sorted(
     path for folder in ("kernels", "simd") for path in (ROOT / "csrc" / folder).glob("*.h")
 )
+BITS = (8, 16, 32, 64)
 
 
 def built_objects() -> list[Path]:
@@ -59,6 +60,6 @@ def test_isa_sources_use_no_library(path: Path) -> None:
     allowed = {"cstddef", "cstdint", "immintrin.h", "arm_neon.h"}
     assert set(re.findall(r"#include <(.+?)>", text)) <= allowed
     used = set(re.findall(r"std::(\w+)", text))
-    assert used <= {"int32_t", "uint32_t", "int64_t", "uint64_t", "uint16_t", "uintptr_t", "size_t"}
+    assert used <= {"size_t", "uintptr_t"} | {f"{u}int{n}_t" for u in ("", "u") for n in BITS}
     if path.suffix == ".h" and path.name != "common.h":
         assert "namespace {" in text

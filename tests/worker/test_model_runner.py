@@ -21,7 +21,7 @@ from octavo.contracts.step import (
     RunnerOutput,
     SchedulerOutput,
 )
-from octavo.errors import ConfigError, ModelError
+from octavo.errors import ModelError
 from tests.worker.toy import (
     BLOCK,
     POISON,
@@ -385,11 +385,39 @@ def test_a_request_that_cannot_be_added_fails_alone(
     assert len(toy.graph.steps[0].token_ids) == 2
 
 
-def test_token_masks_are_refused() -> None:
-    toy = make_toy()
-    toy.runner.execute_model(SchedulerOutput(step_id=0))
-    with pytest.raises(ConfigError, match="structured output"):
-        toy.runner.sample_tokens(GrammarOutput(request_ids=[], bitmask=np.zeros((0, 1), np.int32)))
+@pytest.mark.parametrize("max_logit_rows", [2, 64])
+def test_grammars_mask_their_own_rows(max_logit_rows: int) -> None:
+    """Whoever fails or has none beside them; drafts have a row each."""
+    toy = make_toy(max_logit_rows=max_logit_rows)
+    names = ["plain", "masked", "failed", "drafts"]
+    toy.runner.execute_model(
+        SchedulerOutput(
+            step_id=0,
+            new_requests=[
+                NewRequestData(
+                    request_id=name,
+                    token_ids=[1, 2] if name != "failed" else [1, POISON],
+                    num_prompt_tokens=2,
+                    block_ids=([4 + i],),
+                    num_computed_tokens=0,
+                    sampling_params=GREEDY,
+                )
+                for i, name in enumerate(names)
+            ],
+            num_scheduled_tokens=dict(zip(names, [2, 2, 2, 4])),
+            total_num_scheduled_tokens=10,
+            scheduled_drafts={"drafts": [5, 6]},
+            samples=names,
+            grammar_request_ids=names[1:],
+        )
+    )
+    allowed = [[3], [9], [5], [7], [8]]  # of masked, failed, and the three rows of drafts
+    bitmask = np.array([[sum(1 << i for i in ids)] for ids in allowed], dtype=np.int32)
+    output = toy.runner.sample_tokens(
+        GrammarOutput(request_ids=["masked", "failed", "drafts"], bitmask=bitmask)
+    )
+    assert output.sampled_token_ids == [generate_alone([1, 2], GREEDY, 1)[0], [3], [], [5, 7]]
+    assert list(output.errors) == ["failed"]
 
 
 # ------------------------------------------------------------------------ what else a step does
@@ -501,7 +529,37 @@ def test_warm_up_leaves_no_trace() -> None:
 
 def test_warm_up_finds_a_broken_model(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = make_toy()
-    nan = np.full((1, VOCAB), np.nan, dtype=np.float32)
-    monkeypatch.setattr(toy.graph, "replay", lambda step: {"logits": nan})
+    nothing = np.array([[0, -np.inf]], dtype=np.float32)
+    monkeypatch.setattr(toy.graph, "replay", lambda step: {"argmax": nothing})
     with pytest.raises(ModelError, match=r"cannot run a single token: .* not finite .* damaged"):
         toy.runner.warm_up()
+
+
+class TestParts:
+    """Steps with more logits rows than the forward's buffers hold."""
+
+    @pytest.mark.parametrize("max_logit_rows", [1, 3, 64])
+    @pytest.mark.parametrize(
+        "params", [GREEDY, SamplingParams(temperature=1.0, seed=5, logprobs=2)]
+    )
+    def test_give_the_same(self, max_logit_rows: int, params: SamplingParams) -> None:
+        toy = make_toy(max_num_seqs=6, max_logit_rows=max_logit_rows)
+        requests = [ToyRequest(f"r{i}", [i + 1, 2, 3], params) for i in range(6)]
+        run_to_end(toy, requests, 5)
+        for request in requests:
+            check(request)
+
+    def test_the_best_is_enough_where_all_rows_are_greedy(self) -> None:
+        """Not where one of them is not, or asks for log probabilities, or is edited."""
+        for other, tap in (
+            (GREEDY, "argmax"),
+            (SamplingParams(temperature=0.5, seed=1), "logits"),
+            (SamplingParams(temperature=0.0, seed=1, logprobs=0), "logits"),
+            (SamplingParams(temperature=0.0, seed=1, logit_bias={3: 1.0}), "logits"),
+        ):
+            toy = make_toy(max_num_seqs=2)
+            requests = [ToyRequest("a", [1, 2], GREEDY), ToyRequest("b", [2, 3], other)]
+            run_to_end(toy, requests, 4)
+            assert {tuple(step.outputs or ()) for step in toy.graph.steps} == {(tap,)}
+            for request in requests:
+                check(request)

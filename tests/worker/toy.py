@@ -21,6 +21,7 @@ from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.step import CachedRequestData, NewRequestData, RunnerOutput, SchedulerOutput
 from octavo.kernels.ops import Graph, KVCache, StepInputs, StepLimits
 from octavo.kernels.sampling_ops import SamplingOps, SamplingRows
+from octavo.kernels.sync import ThreadCounters
 from octavo.sample.logprobs import HEAD_LIMITS
 from octavo.worker.model_runner import ModelRunner
 from tests.sample.twin import TwinSampling
@@ -46,6 +47,19 @@ def toy_logits(context: Sequence[int]) -> np.ndarray:
     return logits
 
 
+def toy_taps(rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """What a head gives: all logits, and the best of each row."""
+    logits = np.array(rows, dtype=np.float32).reshape(-1, VOCAB)
+    numbers = np.where(np.isnan(logits), -np.inf, logits)
+    best = np.stack([numbers.argmax(axis=1), numbers.max(axis=1)], axis=1)
+    return {"logits": logits, "argmax": best.astype(np.float32)}
+
+
+def wanted(taps: Mapping[str, Any], step: StepInputs) -> dict[str, Any]:
+    """Those that a step asks for."""
+    return {name: taps[name] for name in (taps if step.outputs is None else step.outputs)}
+
+
 class ToyKV(KVCache):
     """One pool of token ids per group: [blocks * BLOCK] int32, -1 where nothing was stored."""
 
@@ -69,9 +83,14 @@ class ToyKV(KVCache):
 class ToyGraph(Graph):
     """`windows`: per group, how many last tokens it must still hold (None: all)."""
 
-    def __init__(self, kv: ToyKV, windows: Sequence[int | None]) -> None:
+    counters = ThreadCounters()
+
+    def __init__(
+        self, kv: ToyKV, windows: Sequence[int | None], *, max_logit_rows: int = 64
+    ) -> None:
         self._kv = kv
         self._windows = windows
+        self._max_logit_rows = max_logit_rows
         self.steps: list[StepInputs] = []
 
     @property
@@ -85,10 +104,8 @@ class ToyGraph(Graph):
             pool[slots] = step.token_ids
         contexts = _Contexts(self._kv, self._windows, step)
         rows = [toy_logits(contexts.of(row)) for row in step.logit_rows.tolist()]
-        return {
-            "logits": np.array(rows, dtype=np.float32).reshape(-1, VOCAB),
-            "hidden_states": contexts,
-        }
+        assert len(rows) <= self._max_logit_rows
+        return wanted({"hidden_states": contexts, **toy_taps(rows)}, step)
 
 
 class _Contexts:
@@ -124,12 +141,12 @@ class ToyHead(Graph):
     """Logits of contexts."""
 
     nbytes = 0
+    counters = ThreadCounters()
 
     def replay(self, step: StepInputs) -> Mapping[str, np.ndarray]:
         assert len(step.token_ids) <= HEAD_LIMITS.max_tokens
         contexts = step.extra["hidden_states"].astype(int).tolist()
-        logits = [toy_logits([i for i in ids if i >= 0]) for ids in contexts]
-        return {"logits": np.array(logits)}
+        return wanted(toy_taps([toy_logits([i for i in ids if i >= 0]) for ids in contexts]), step)
 
 
 class ToyBackend:
@@ -161,7 +178,7 @@ def make_toy(
     features: Sequence[Any] = (),
 ) -> Toy:
     kv = ToyKV(len(windows), num_blocks)
-    graph = ToyGraph(kv, windows)
+    graph = ToyGraph(kv, windows, max_logit_rows=max_logit_rows)
     limits = StepLimits(
         max_tokens=max_tokens,
         max_requests=max_num_seqs,

@@ -67,7 +67,9 @@ def _cpu_name() -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
-    cells = [list(rows[0])] + [[_number(v) for v in row.values()] for row in rows]
+    cells = [list(rows[0])] + [
+        ["" if v is None else _number(v) for v in row.values()] for row in rows
+    ]
     widths = [max(map(len, column)) for column in zip(*cells)]
     return ["    " + "  ".join(c.rjust(w) for c, w in zip(line, widths)) for line in cells]
 

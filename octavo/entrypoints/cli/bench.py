@@ -30,6 +30,21 @@ Output = Annotated[
     typer.Option(help="Write the JSON to this file, too.", dir_okay=False),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the workload.", min=0)]
+Formats = Annotated[
+    list[str],
+    typer.Option(
+        metavar="auto|float32|bfloat16|int8|int4|gguf", help="Of the weights; may be repeated."
+    ),
+]
+BatchSizes = Annotated[
+    list[int], typer.Option(help="Requests of a decode step; may be repeated.", min=1, max=4096)
+]
+ContextLen = Annotated[
+    int, typer.Option(help="Tokens of context of each of them.", min=1, max=1_000_000)
+]
+PrefillLen = Annotated[
+    int, typer.Option(help="Tokens of the prompt of a prefill step; 0: none.", min=0, max=1_000_000)
+]
 
 
 def _count(text: str) -> typer.models.OptionInfo:
@@ -147,6 +162,59 @@ def pipeline(
     with started(engine, depth, is_served=served) as (drivers, vocab_size):
         report = run(drivers, options, model=engine.model.model, vocab_size=vocab_size)
     _print(report, as_json, output)
+
+
+@app.command("kernels")
+@engine_options
+def kernels(
+    engine: EngineConfig,
+    format: Formats = ["auto"],  # noqa: B006
+    batch_size: BatchSizes = [1, 8, 32, 64],  # noqa: B006
+    context_len: ContextLen = 100,
+    prefill_len: PrefillLen = 1024,
+    repeats: Annotated[int, _count("Runs of each step.")] = 10,
+    as_json: Json = False,
+    output: Output = None,
+) -> None:
+    """Each op against its roofline: bytes and flops counted from shapes, over this machine's read
+    bandwidth and matrix peak, measured in the same run."""
+    from octavo.entrypoints.bench.kernels import KernelOptions, run_kernels
+
+    options = KernelOptions(
+        formats=tuple(format),
+        batch_sizes=tuple(batch_size),
+        context_len=context_len,
+        prefill_len=prefill_len,
+        repeats=repeats,
+    )
+    fetch_model(engine.model)
+    _print(run_kernels(engine, options), as_json, output)
+
+
+@app.command("step")
+@engine_options
+def step(
+    engine: EngineConfig,
+    format: Formats = ["auto"],  # noqa: B006
+    batch_size: BatchSizes = [1, 8, 32, 64],  # noqa: B006
+    context_len: ContextLen = 100,
+    prefill_len: PrefillLen = 1024,
+    repeats: Annotated[int, _count("Runs of each step.")] = 10,
+    as_json: Json = False,
+    output: Output = None,
+) -> None:
+    """Whole forwards against their roofline, as `kernels` does for ops."""
+    from octavo.entrypoints.bench.kernels import KernelOptions, run_steps
+
+    options = KernelOptions(
+        formats=tuple(format),
+        batch_sizes=tuple(batch_size),
+        context_len=context_len,
+        prefill_len=prefill_len,
+        repeats=repeats,
+    )
+    fetch_model(engine.model)
+    _print(run_steps(engine, options), as_json, output)
 
 
 @app.command("serve")

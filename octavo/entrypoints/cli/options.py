@@ -95,6 +95,8 @@ def _option(name: str, hint: Any, default: Any, help_text: str, panel: str) -> i
     choices = None
     if typing.get_origin(hint) is typing.Literal:  # the configuration checks the value
         hint, choices = str, "|".join(typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:  # given once per entry
+        hint, default = list[str], list(default)
     if hint is bool or bool in typing.get_args(hint):
         flag = f"{flag}/--no-{flag[2:]}"
     option = typer.Option(flag, help=help_text, metavar=choices, rich_help_panel=panel)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo.contracts.messages import engine_request_ids
+from octavo.entrypoints.openai.beams import beam_search_params
 from octavo.entrypoints.openai.errors import APIError, bad_request, unavailable
 from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
 from octavo.entrypoints.openai.responses import PromptTokensDetails, Usage
@@ -20,6 +21,7 @@ from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.state import MAX_CHOICES
 
 if TYPE_CHECKING:
+    from octavo.contracts.beam_search_params import BeamSearchParams
     from octavo.contracts.messages import CompletionOutput, RequestOutput
     from octavo.contracts.sampling_params import SamplingParams
     from octavo.entrypoints.openai.admission import Ticket
@@ -39,6 +41,7 @@ class Generation:
         params: for all prompts; where `max_tokens` is None it is `default_max_tokens`, or what
             fits the model if that is less (or if there is no default).
         public_id: the `id` of the response.
+        beams: where a beam search is asked for; of `params` only n and max_tokens count then.
     """
 
     prompts: list[list[int]]
@@ -50,6 +53,7 @@ class Generation:
     default_max_tokens: int | None
     priority: int
     cache_salt: str | None
+    beams: BeamSearchParams | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -65,7 +69,9 @@ class Generation:
             {
                 engine_id: 0 if i else len(prompt)  # n completions share the prompt
                 for request_id, prompt in zip(self._ids, self.prompts)
-                for i, engine_id in enumerate(engine_request_ids(request_id, self.params.n))
+                for i, engine_id in enumerate(
+                    engine_request_ids(request_id, self.params.num_sequences)
+                )
             }
         )
 
@@ -134,12 +140,26 @@ class Generation:
         return last
 
     def _generate(self, i: int) -> AsyncGenerator[RequestOutput, None]:
+        if self.beams is not None:
+            return self._search(i, self.beams)
         return self.model.engine.generate(
             {"prompt_token_ids": self.prompts[i]},
             self._params(i),
             self._ids[i],
             priority=self.priority,
             cache_salt=self.cache_salt,
+        )
+
+    async def _search(self, i: int, beams: BeamSearchParams) -> AsyncGenerator[RequestOutput, None]:
+        for engine_id in engine_request_ids(self._ids[i], self.params.num_sequences):
+            self.server.admission.started(engine_id)  # its beams have ids of their own
+        yield await self.model.engine.beam_search(
+            {"prompt_token_ids": self.prompts[i]},
+            msgspec.structs.replace(beams, max_tokens=self._params(i).max_tokens),
+            self._ids[i],
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            skip_special_tokens=self.params.skip_special_tokens,
         )
 
     def _params(self, i: int) -> SamplingParams:
@@ -181,6 +201,9 @@ def begin(
             "the server with --scheduling-policy priority",
             "priority",
         )
+    beams = beam_search_params(request, max_tokens=max_tokens)
+    if beams is not None and prompt_logprobs is not None:
+        raise bad_request("echo with logprobs does not go with use_beam_search", "echo")
     params = sampling_params(
         request,
         model.defaults,
@@ -201,6 +224,7 @@ def begin(
         default_max_tokens=default_max_tokens,
         priority=priority,
         cache_salt=request.cache_salt,
+        beams=beams,
     )
 
 
@@ -220,6 +244,8 @@ def stream_options(request: GenerationRequest) -> tuple[bool, bool]:
 
 def check_finish(completion: CompletionOutput) -> None:
     """Raise APIError for a completion that did not end by itself."""
+    if completion.finish_reason == "error" and completion.error_param is not None:
+        raise bad_request(completion.error or "the request is wrong", completion.error_param)
     if completion.finish_reason == "error":
         raise APIError(500, completion.error or "the request failed", code="request_failed")
     if completion.finish_reason == "abort":

@@ -108,6 +108,11 @@ def _prompt_position(position: Position, num_top: int) -> dict[str, PromptLogpro
 
 
 def _top(position: Position, num_top: int) -> list[tuple[int, Logprob]]:
-    """The `num_top` most likely tokens (-1: all); the token itself is one only by its rank."""
-    ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)
-    return ranked if num_top < 0 else ranked[:num_top]
+    """The `num_top` most likely tokens (-1: all); the token itself is one only by its rank. Then
+    those that were listed, which have none."""
+    ranked = sorted(
+        (item for item in position.items() if item[1].rank is not None),
+        key=lambda item: item[1].rank or 0,
+    )
+    listed = [item for item in position.items() if item[1].rank is None]
+    return (ranked if num_top < 0 else ranked[:num_top]) + listed

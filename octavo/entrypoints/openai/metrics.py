@@ -13,7 +13,9 @@ from octavo.engine.metrics import PREFIX, collect
 from octavo.entrypoints.openai.state import Server
 
 
-class _ServerCollector(Collector):
+class ServerCollector(Collector):
+    """All metric families of a server but the process's own."""
+
     def __init__(self, server: Server) -> None:
         self._server = server
 
@@ -42,7 +44,7 @@ class _ServerCollector(Collector):
 def expose(server: Server, accept: str) -> tuple[bytes, str]:
     """(body, content type) in the format that the `Accept` header asks for."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_ServerCollector(server))
+    registry.register(ServerCollector(server))
     ProcessCollector(registry=registry)
     encoder, content_type = choose_encoder(accept)
     return encoder(registry), content_type

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from octavo.contracts.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from octavo.contracts.sampling_limits import MAX_STOP_REGEXES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 
 MAX_TOOLS = 1024
 MAX_LABELS = 64
@@ -38,10 +38,16 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
     Attributes:
         model: a served name; absent is the first one.
+        response_format: OpenAI's: text, json_object, json_schema, structural_tag.
+        structured_outputs: the fields of `StructuredOutputsParams`.
         priority: lower runs first, where the server runs with --scheduling-policy priority.
         cache_salt: prefixes are shared only among requests of one salt.
         request_id: becomes a part of the response's id, as the header X-Request-Id does.
         return_token_ids: give ids of prompt and output too.
+        logprob_token_ids: needs logprobs; these tokens are among the alternatives too.
+        vllm_xargs: `SamplingParams.extra_args`, for logits processors.
+        use_beam_search: n beams, of which all are returned, the best first.
+        length_penalty, early_stopping: of a beam search, as in `BeamSearchParams`.
         return_tokens_as_token_ids: tokens in logprobs are spelled "token_id:17".
         add_special_tokens: begin the prompt as the tokenizer does (default: true for completions,
             false for chat, whose template does it).
@@ -58,6 +64,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     min_p: float | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_regex: str | Annotated[list[str], Meta(max_length=MAX_STOP_REGEXES)] | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     max_tokens: int | None = None
@@ -74,6 +81,16 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
     thinking_token_budget: int | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    repetition_detection: dict[str, Any] | None = None
+    stream_interval: int | None = None
+    max_time_ms: int | None = None
+    ttft_deadline_ms: int | None = None
+    vllm_xargs: Annotated[dict[str, Any], Meta(max_length=MAX_LABELS)] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
@@ -118,11 +135,13 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         prompt: text, token ids, or a list of either.
         max_tokens: default 16. 0 with `echo` only measures the prompt.
         logprobs: give the log probability of every token and of so many alternatives.
+        best_of: generate so many completions, and return the n best of them.
         echo: the text begins with the prompt.
     """
 
     prompt: Any
     logprobs: int | None = None
+    best_of: int | None = None
     echo: bool | None = None
 
 
@@ -148,24 +167,17 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 _BOTH: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "structured_outputs": (),
-    "repetition_detection": (),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
     "watermarking": (False,),
-    "stream_interval": (1,),
     "session_id": (),
     "return_token_offsets": (False,),
     "return_prompt_text": (False,),
     "routed_experts_prompt_start": (0,),
     "kv_transfer_params": (),
     "ec_transfer_params": (),
-    "vllm_xargs": ({},),
 }
 
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -190,7 +202,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **_BOTH,
-    "best_of": (1,),
     "suffix": ("",),
     "prompt_embeds": (),
 }

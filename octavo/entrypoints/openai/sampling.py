@@ -6,13 +6,16 @@ from typing import Any
 
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.entrypoints.openai.protocol import GenerationRequest
+from octavo.entrypoints.openai.structured import structured_outputs
+from octavo.errors import RequestError
 
 _SAME_NAME = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"),
     *("ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens"),
     *("include_stop_str_in_output", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words"),
-    *("prompt_logprobs", "logprob_token_ids", "thinking_token_budget"),
+    *("prompt_logprobs", "logprob_token_ids", "thinking_token_budget", "stop_regex"),
+    *("repetition_detection", "stream_interval", "max_time_ms", "ttft_deadline_ms", "best_of"),
 )
 _FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -37,10 +40,18 @@ def sampling_params(
     """
     values: dict[str, Any] = {name: getattr(defaults, name) for name in _FROM_GENERATION_CONFIG}
     for name in _SAME_NAME:
-        if (value := getattr(request, name)) is not None:
+        if (value := getattr(request, name, None)) is not None:  # best_of: completions alone
             values[name] = value
+    if request.vllm_xargs:
+        values["extra_args"] = request.vllm_xargs
+    if request.logprob_token_ids is not None and logprobs is None:
+        raise RequestError(
+            "logprob_token_ids needs logprobs; ask for them, or leave it out",
+            param="logprob_token_ids",
+        )
     if prompt_logprobs is not None:
         values["prompt_logprobs"] = _larger(prompt_logprobs, request.prompt_logprobs)
+    values["structured_outputs"] = structured_outputs(request)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, output_kind=kind, **values)
 

@@ -16,6 +16,7 @@ from octavo.errors import shown
 
 if TYPE_CHECKING:
     from octavo.config.engine import EngineConfig
+    from octavo.contracts.beam_search_params import BeamSearchParams
     from octavo.contracts.messages import RequestOutput
     from octavo.contracts.sampling_params import SamplingParams
     from octavo.engine.metrics import EngineMetrics
@@ -49,6 +50,16 @@ class EngineClient(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]: ...
+    async def beam_search(
+        self,
+        prompt: Any,
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        skip_special_tokens: bool = True,
+    ) -> RequestOutput: ...
     def default_sampling_params(self) -> SamplingParams: ...
     async def check_num_chars(self, num_chars: int, param: str) -> None: ...
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...

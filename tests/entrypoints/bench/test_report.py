@@ -9,7 +9,12 @@ from octavo.entrypoints.bench.report import Report, machine
 REPORT = Report(
     benchmark="b",
     config={"model": "m"},
-    results={"seconds": 1.23456, "tokens": 123456, "none": None, "rows": [{"x": 1, "y": 2.5}]},
+    results={
+        "seconds": 1.23456,
+        "tokens": 123456,
+        "none": None,
+        "rows": [{"x": 1, "y": 2.5}, {"x": None, "y": 3.5}],
+    },
     machine={"cpu": "c", "num_cpus": 2},
 )
 
@@ -23,6 +28,7 @@ def test_text() -> None:
         "  rows",
         "    x    y",
         "    1  2.5",
+        "       3.5",
     ]
 
 

@@ -2,7 +2,8 @@
 
 What the "model" says is scripted by its prompt: after the last `SAY:` come the bytes to generate,
 then end-of-sequence. `#` in a script becomes the completion's index. Other prompts get a counting
-text for ever. `FAIL:` in a prompt makes the request fail after two tokens.
+text for ever. `FAIL:` in a prompt makes the request fail after two tokens, or at once, and by its
+own fault, where it has a grammar.
 """
 
 from __future__ import annotations
@@ -337,10 +338,11 @@ def _next(sequence: _Sequence) -> EngineOutput:
     request, n = sequence.request, len(sequence.output)
     params = request.sampling_params
     assert params is not None
-    if sequence.fails and n == 2:
+    if sequence.fails and (n == 2 or sequence.request.grammar is not None):
         return EngineOutput(
             request_id=request.request_id,
             finish_reason=FinishReason.ERROR,
+            error_param="structured_outputs" if sequence.request.grammar else None,
             error="this request met an error",
         )
     if sequence.script is None:

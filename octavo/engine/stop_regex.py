@@ -1,0 +1,281 @@
+"""`SamplingParams.stop_regex`: regular expressions over text that comes in pieces.
+
+A pattern becomes a nondeterministic automaton (Thompson, *Regular Expression Search Algorithm*,
+1968), and the text is read once, character by character: time per character is bounded by the size
+of the pattern, whatever pattern and text are, and where tokens cut the text does not matter. Each
+state remembers where the text that leads to it begins, so that a match knows its beginning, and so
+that the text which may still become one is known too.
+
+The syntax is that of Python's `re`, whose parser is used. What a reading from left to right cannot
+decide at once is refused by name: assertions about what comes next or came before (lookaround, `$`,
+`\\b`), back references, possessive and atomic groups. `^` is the beginning of the output.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+from octavo.errors import RequestError, shown
+
+if sys.version_info >= (3, 11):
+    from re import _constants, _parser  # type: ignore[attr-defined]
+else:
+    import sre_constants as _constants
+    import sre_parse as _parser
+
+MAX_STATES = 2048
+"""Of one pattern: about twice its length, counted repetitions written out."""
+
+MAX_TRANSITIONS = 2048
+"""Of all patterns of a request: what a character of the text can take is in proportion to them."""
+
+_CACHE_SIZE = 256
+_UNLIMITED = _constants.MAXREPEAT
+_NAMES = {
+    "ASSERT": "lookahead or lookbehind",
+    "ASSERT_NOT": "negative lookahead or lookbehind",
+    "GROUPREF": "a back reference",
+    "GROUPREF_EXISTS": "a conditional group",
+    "POSSESSIVE_REPEAT": "a possessive quantifier",
+    "ATOMIC_GROUP": "an atomic group",
+    "AT": "an assertion such as $ or \\b",
+}
+_CATEGORIES: dict[str, Callable[[str], bool]] = {
+    "CATEGORY_DIGIT": str.isdecimal,
+    "CATEGORY_SPACE": str.isspace,
+    "CATEGORY_WORD": lambda c: c.isalnum() or c == "_",
+}
+
+Test = Callable[[str], bool]
+
+
+class _State:
+    """Reads one character that passes `test` and goes on to `after`; without a test it goes on
+    without reading. The accepting state goes nowhere.
+
+    Attributes:
+        only_at_beginning: whether nothing may have been read yet.
+        next: of a state with a test, those that can be reached by it: they have a test or accept.
+    """
+
+    __slots__ = ("after", "next", "only_at_beginning", "test")
+
+    def __init__(self, test: Test | None = None) -> None:
+        self.test = test
+        self.after: list[_State] = []
+        self.only_at_beginning = False
+        self.next: list[_State] = []
+
+
+class StopRegex:
+    """A compiled pattern.
+
+    Attributes:
+        accept: the state in which a match is complete.
+        num_transitions: from states that read to those that come next.
+        starts: states in which a match begins; `first_starts` where nothing has been read.
+
+    Raises:
+        RequestError: it is no regular expression, uses what is not supported, or is too large.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        try:
+            parsed = _parser.parse(pattern)
+        except (_parser.error, OverflowError) as error:
+            raise _refused(pattern, f"is not a regular expression: {error}") from None
+        except RecursionError:
+            raise _refused(pattern, "is nested too deeply") from None
+        self._num_states = 0
+        self._ignores_case = bool(parsed.state.flags & _constants.SRE_FLAG_IGNORECASE)
+        self._dot_is_all = bool(parsed.state.flags & _constants.SRE_FLAG_DOTALL)
+        for flag, letter in (("ASCII", "a"), ("MULTILINE", "m"), ("LOCALE", "L")):
+            if parsed.state.flags & getattr(_constants, f"SRE_FLAG_{flag}"):
+                raise _refused(pattern, f"uses the flag (?{letter}), which is not supported")
+        start = self._state()
+        self._readers: list[_State] = []
+        try:
+            self.accept = self._sequence(parsed, start)
+        except RecursionError:
+            raise _refused(pattern, "is nested too deeply") from None
+        self.starts = self._reachable([start])
+        self.first_starts = self._reachable([start], is_beginning=True)
+        if self.accept in self.first_starts:
+            raise _refused(pattern, "matches the empty string, which is everywhere")
+        self.num_transitions = 0
+        for state in self._readers:
+            state.next = self._reachable(state.after)
+            self.num_transitions += len(state.next)
+            if self.num_transitions > MAX_TRANSITIONS:
+                raise _refused(pattern, f"is too large: more than {MAX_TRANSITIONS} transitions")
+
+    # ---------------------------------------------------------------- building
+
+    def _reachable(self, states: Iterable[_State], *, is_beginning: bool = False) -> list[_State]:
+        """The states with a test, and the accepting one, that are reached from `states` without
+        reading a character."""
+        found: dict[_State, None] = {}
+        todo = list(states)
+        while todo:
+            state = todo.pop()
+            if state not in found and (is_beginning or not state.only_at_beginning):
+                found[state] = None
+                if state.test is None:
+                    todo += state.after
+        return [s for s in found if s.test is not None or s is self.accept]
+
+    def _state(self, test: Test | None = None) -> _State:
+        self._num_states += 1
+        if self._num_states > MAX_STATES:
+            raise _refused(self.pattern, f"is too large: more than {MAX_STATES} states")
+        state = _State(test)
+        if test is not None:
+            self._readers.append(state)
+        return state
+
+    def _sequence(self, items: Iterable[tuple[Any, Any]], last: _State) -> _State:
+        """Append states for `items` after `last`; returns the new last one."""
+        for kind, argument in items:
+            last = self._item(str(kind), argument, last)
+        return last
+
+    def _item(self, kind: str, argument: Any, last: _State) -> _State:
+        if kind in ("LITERAL", "NOT_LITERAL", "ANY", "IN"):
+            state = self._state(self._test(kind, argument))
+            last.after.append(state)
+            end = self._state()
+            state.after.append(end)
+            return end
+        if kind == "SUBPATTERN":
+            _, added, removed, items = argument
+            if added or removed:
+                raise _refused(self.pattern, "sets flags for a group, which is not supported")
+            return self._sequence(items, last)
+        if kind == "BRANCH":
+            end = self._state()
+            for branch in argument[1]:
+                begin = self._state()
+                last.after.append(begin)
+                self._sequence(branch, begin).after.append(end)
+            return end
+        if kind in ("MAX_REPEAT", "MIN_REPEAT"):
+            low, high, items = argument
+            return self._repeat(low, high, items, last)
+        if kind == "AT" and str(argument) in ("AT_BEGINNING", "AT_BEGINNING_STRING"):
+            end = self._state()
+            end.only_at_beginning = True
+            last.after.append(end)
+            return end
+        name = _NAMES.get(kind, kind.lower())
+        raise _refused(self.pattern, f"uses {name}, which is not supported")
+
+    def _repeat(self, low: int, high: int, items: Any, last: _State) -> _State:
+        for _ in range(low):
+            last = self._sequence(items, last)
+        end = self._state()
+        if high is _UNLIMITED:
+            loop = self._state()
+            last.after.append(loop)
+            self._sequence(items, loop).after.append(loop)
+            loop.after.append(end)
+            return end
+        last.after.append(end)
+        for _ in range(high - low):
+            last = self._sequence(items, last)
+            last.after.append(end)
+        return end
+
+    def _test(self, kind: str, argument: Any) -> Test:
+        if kind == "ANY":
+            return (lambda c: True) if self._dot_is_all else (lambda c: c != "\n")
+        if kind == "IN":
+            is_negated = str(argument[0][0]) == "NEGATE"
+            one_of = [self._class_item(*item) for item in argument[is_negated:]]
+        else:
+            is_negated = kind == "NOT_LITERAL"
+            one_of = [self._class_item("LITERAL", argument)]
+        if not self._ignores_case:
+            return lambda c: any(test(c) for test in one_of) != is_negated
+        return lambda c: (
+            any(test(x) for x in {c, c.lower(), c.upper()} if len(x) == 1 for test in one_of)
+            != is_negated
+        )
+
+    def _class_item(self, kind: Any, argument: Any) -> Test:
+        if str(kind) == "LITERAL":
+            char = chr(argument)
+            return lambda c: c == char
+        if str(kind) == "RANGE":
+            low, high = map(chr, argument)
+            return lambda c: low <= c <= high
+        category = str(argument)
+        positive = _CATEGORIES[category.replace("_NOT_", "_")]
+        is_negated = "_NOT_" in category
+        return lambda c: positive(c) != is_negated
+
+
+class RegexMatcher:
+    """One pattern on its way through a text.
+
+    Attributes:
+        name: the pattern.
+        num_held: length of the longest end of the text that may be a part of a match to come.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._regex = _compiled(pattern)
+        self._threads: dict[_State, int] = {}  # states that read next → where their match begins
+        self._position = 0
+        self.name = pattern
+        self.num_held = 0
+
+    def advance(self, text: str, start: int) -> tuple[int, int] | None:
+        """Read `text` from `start`. Returns the index after the first character that completes a
+        match and the length of the longest match that ends there, or None."""
+        regex = self._regex
+        for i in range(start, len(text)):
+            char, threads = text[i], self._threads
+            for state in regex.starts if self._position else regex.first_starts:
+                threads.setdefault(state, self._position)
+            self._position += 1
+            moved: dict[_State, int] = {}
+            for state, begin in threads.items():
+                if state.test is not None and state.test(char):
+                    for after in state.next:
+                        if moved.get(after, begin) >= begin:
+                            moved[after] = begin
+            begin_of_match = moved.pop(regex.accept, None)
+            self._threads = moved
+            if begin_of_match is not None:
+                self._count_held()
+                return i + 1, self._position - begin_of_match
+        self._count_held()
+        return None
+
+    def _count_held(self) -> None:
+        self.num_held = self._position - min(self._threads.values(), default=self._position)
+
+
+def check_stop_regexes(patterns: Iterable[str]) -> None:
+    """Raise RequestError for one that cannot be used, or for all of them being too large."""
+    num_transitions = 0
+    for pattern in patterns:
+        num_transitions += _compiled(pattern).num_transitions
+        if num_transitions > MAX_TRANSITIONS:
+            raise _refused(
+                pattern,
+                f"and those before it are too large: more than {MAX_TRANSITIONS} transitions",
+            )
+
+
+@lru_cache(maxsize=_CACHE_SIZE)
+def _compiled(pattern: str) -> StopRegex:
+    return StopRegex(pattern)
+
+
+def _refused(pattern: str, why: str) -> RequestError:
+    return RequestError(f"stop_regex {shown(pattern)} {why}", param="stop_regex")

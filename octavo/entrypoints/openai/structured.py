@@ -1,0 +1,81 @@
+"""`response_format` and `structured_outputs` of a request body to `StructuredOutputsParams`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from octavo.contracts.structured_outputs import StructuredOutputsParams
+from octavo.entrypoints.openai.errors import bad_request
+from octavo.errors import RequestError, shown
+
+if TYPE_CHECKING:
+    from octavo.entrypoints.openai.protocol import GenerationRequest
+
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+_SCHEMA_KEYS = {"name", "description", "schema", "strict"}
+
+
+def structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | None:
+    """What the output must be, if a request says so.
+
+    Raises:
+        APIError, RequestError: what is wrong with it; `param` names the body's field.
+    """
+    options = request.structured_outputs
+    form = request.response_format
+    if options is None:
+        return None if form is None else _of_response_format(form)
+    if form is not None and form != {"type": "text"}:
+        raise bad_request(
+            "response_format and structured_outputs exclude each other; give one of them",
+            "response_format",
+        )
+    unknown = set(options) - set(StructuredOutputsParams.__struct_fields__)
+    if unknown:
+        raise bad_request(
+            f"structured_outputs has the unknown field {shown(min(unknown))}; it has "
+            f"{', '.join(StructuredOutputsParams.__struct_fields__)}",
+            "structured_outputs",
+        )
+    return StructuredOutputsParams(**{k: v for k, v in options.items() if v is not None})
+
+
+def _of_response_format(form: dict[str, Any]) -> StructuredOutputsParams | None:
+    kind = form.get("type")
+    expected = {"type"}
+    if kind == "json_schema":
+        expected = {"type", "json_schema"}
+    elif kind == "structural_tag":
+        expected = {"type", "structures", "triggers"}
+    elif kind not in _FORMATS:
+        raise bad_request(
+            f"response_format.type={shown(kind)} must be one of {', '.join(_FORMATS)}",
+            "response_format",
+        )
+    if set(form) != expected:
+        raise bad_request(
+            f"response_format has the fields {shown(sorted(form))}; with type {kind!r} it must "
+            f"have {', '.join(sorted(expected))}",
+            "response_format",
+        )
+    if kind == "text":
+        return None
+    try:
+        if kind == "json_object":
+            return StructuredOutputsParams(json_object=True)
+        if kind == "structural_tag":
+            return StructuredOutputsParams(structural_tag=form)
+        return StructuredOutputsParams(json=_schema(form["json_schema"]))
+    except RequestError as error:
+        raise bad_request(f"response_format: {error}", "response_format") from None
+
+
+def _schema(value: Any) -> dict[str, Any]:
+    """The schema in OpenAI's envelope."""
+    if not isinstance(value, dict) or set(value) - _SCHEMA_KEYS or "schema" not in value:
+        raise RequestError(
+            f"json_schema={shown(value)} must have a schema, and may have a name, a description "
+            "and strict"
+        )
+    schema: dict[str, Any] = value["schema"]
+    return schema

@@ -1,0 +1,96 @@
+"""Compiling grammars with llguidance, within limits."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from octavo.contracts.structured_outputs import GrammarSource
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+STACK_BYTES = 256 << 20
+"""Stack of a thread that compiles: llguidance descends once per rule, with some kilobytes each.
+Only what is used is ever touched."""
+
+_MAX_ERROR_CHARS = 400
+
+
+class GrammarError(Exception):
+    """A grammar cannot be used; the text says why."""
+
+
+def native_text(source: GrammarSource) -> str:
+    """The grammar in one of the languages that llguidance's core reads.
+
+    Raises:
+        GrammarError: GBNF with a syntax error.
+    """
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if source.kind == "json":
+        return f'{{"grammars": [{{"json_schema": {source.text}}}]}}'
+    if source.kind == "regex":
+        return LLMatcher.grammar_from_regex(source.text)
+    if source.kind == "gbnf":
+        try:
+            return any_to_lark(source.text)
+        except (ValueError, RecursionError, LookupError) as error:
+            raise GrammarError(clean_error(str(error))) from None
+        except Exception as error:  # the converter's own class
+            raise GrammarError(clean_error(str(error))) from None
+    return source.text
+
+
+def compile_text(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+    """A matcher of what `native_text` gave, at its start. Releases the GIL.
+
+    Raises:
+        GrammarError: it is wrong, not supported, or over a limit.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(
+        max_grammar_size=250_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        max_lexer_states=50_000,
+        # To take a token costs time cubic in this, at the default of 2,000 up to 60 ms. An object
+        # needs four for each property that may be left out.
+        max_items_in_row=400,
+        step_max_items=10_000,
+        verbose_errors=False,
+    )
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise GrammarError(clean_error(matcher.get_error()))
+    return matcher
+
+
+def clean_error(text: str) -> str:
+    """llguidance's message without backtraces, and not longer than a user reads."""
+    text = text.partition("\n<backtrace>")[0].partition("\n<non-verbose/>")[0].strip()
+    half = _MAX_ERROR_CHARS // 2
+    return text if len(text) <= _MAX_ERROR_CHARS else f"{text[:half]} … {text[-half:]}"
+
+
+def start_compile_thread(target: Callable[[], None]) -> threading.Thread:
+    """Run `target` in a thread with a deep stack and the lowest priority."""
+
+    def run() -> None:
+        if sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        target()
+
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        thread = threading.Thread(target=run, name="octavo-grammar", daemon=True)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    return thread

@@ -1,0 +1,185 @@
+"""Every grammar is compiled in a process of its own first: `python -m octavo.structured.probe`.
+
+llguidance's limits bound what a grammar may become, not what its text may do to the compiler: five
+thousand rules in a row overflow a usual stack, tens of thousands of terminals within each other
+take minutes. So a grammar that nobody has compiled yet may kill this process, or make the kernel
+kill it for time or memory, and only its request fails. What compiles here compiles in the engine.
+
+Messages are msgpack after their length in 4 bytes, over standard input and output: a `Start` and an
+empty `Verdict`, then a `GrammarSource` and its `Verdict` in turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import resource
+import subprocess
+import sys
+import time
+from typing import IO, Any
+
+import msgspec
+
+from octavo.contracts.structured_outputs import GrammarSource
+from octavo.structured.backend import (
+    GrammarError,
+    compile_text,
+    native_text,
+    start_compile_thread,
+)
+from octavo.structured.vocabulary import Vocabulary, sparse_tokenizer
+
+MAX_CPU_SECONDS = 3
+MAX_BYTES = 2 << 30
+"""Address space of the process: its stack and libraries are a third of it."""
+
+_TOO_MUCH = f"it takes more than {MAX_CPU_SECONDS} s or {MAX_BYTES >> 30} GiB to compile"
+
+
+class Start(msgspec.Struct):
+    """What grammars may speak of: see `sparse_tokenizer`."""
+
+    vocab_size: int
+    special_tokens: dict[int, bytes]
+    eos_token_ids: list[int]
+
+
+class Verdict(msgspec.Struct):
+    """Whether a grammar compiles.
+
+    Attributes:
+        text: the grammar as the engine is to compile it (`native_text`).
+        num_bytes: memory that it took.
+        error: why it does not compile.
+    """
+
+    text: str = ""
+    num_bytes: int = 0
+    error: str | None = None
+
+
+class Probe:
+    """The process, from the engine's side. Started when first needed, and again when it died. One
+    thread uses it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._start = Start(
+            vocab_size=len(vocabulary.token_bytes),
+            special_tokens=vocabulary.special_tokens,
+            eos_token_ids=list(vocabulary.eos_token_ids),
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def check(self, source: GrammarSource) -> Verdict:
+        """Compile a grammar over there.
+
+        Raises:
+            RuntimeError: the process does not start.
+        """
+        process = self._process or self._launch()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            _send(process.stdin, source)
+            data = _receive(process.stdout)
+        except BrokenPipeError:
+            data = None
+        if data is None:
+            self.close()
+            return Verdict(error=_TOO_MUCH)
+        return msgspec.msgpack.decode(data, type=Verdict)
+
+    def close(self) -> None:
+        """End the process. `check` starts another one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+            process.wait()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-m", "octavo.structured.probe"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            _send(process.stdin, self._start)
+        if _receive(process.stdout) is None:
+            self.close()
+            raise RuntimeError("the process that tries grammars does not start")
+        return process
+
+
+def _send(pipe: IO[bytes], message: Any) -> None:
+    data = msgspec.msgpack.encode(message)
+    pipe.write(len(data).to_bytes(4, "little") + data)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes]) -> bytes | None:
+    """The next message; None at the end."""
+    header = pipe.read(4)
+    size = int.from_bytes(header, "little")
+    data = pipe.read(size)
+    return data if len(header) == 4 and len(data) == size else None
+
+
+# -------------------------------------------------------------------- the process itself
+
+
+def _serve(source: IO[bytes], sink: IO[bytes]) -> None:
+    data = _receive(source)
+    if data is None:
+        return
+    start = msgspec.msgpack.decode(data, type=Start)
+    tokenizer = sparse_tokenizer(start.vocab_size, start.special_tokens, start.eos_token_ids)
+    _send(sink, Verdict())
+    while (data := _receive(source)) is not None:
+        _limit_cpu()
+        before = _resident_bytes()
+        verdict = Verdict()
+        try:
+            verdict.text = native_text(msgspec.msgpack.decode(data, type=GrammarSource))
+            matcher = compile_text(tokenizer, verdict.text)
+            verdict.num_bytes = max(0, _resident_bytes() - before)
+            del matcher
+        except GrammarError as error:
+            verdict.error = str(error)
+        except MemoryError:
+            verdict.error = _TOO_MUCH
+        _send(sink, verdict)
+
+
+def _limit_cpu() -> None:
+    """The kernel ends the process when it has used so much more processor time."""
+    seconds = math.ceil(time.process_time()) + MAX_CPU_SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def main() -> int:
+    """Entry point of the process."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    start_compile_thread(lambda: _serve(sys.stdin.buffer, sys.stdout.buffer)).join()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""From `StructuredOutputsParams` to one text in a language that llguidance reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.contracts.structured_outputs import GrammarSource, StructuredOutputsParams
+from octavo.errors import RequestError, shown
+
+DEFAULT_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
+"""JSON allows any amount between its parts, and a model may not find its way out of it."""
+
+# Keywords of JSON Schema with a schema, a list of schemas, or a map of schemas.
+_SCHEMA = (
+    "items",
+    "additionalProperties",
+    "contains",
+    "propertyNames",
+    "not",
+    "if",
+    "then",
+    "else",
+)
+_SCHEMAS = ("prefixItems", "allOf", "anyOf", "oneOf")
+_SCHEMA_MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+
+
+def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
+    """The grammar that a request asks for.
+
+    Raises:
+        RequestError: a structural tag is malformed. Whether a grammar can be used is found out when
+            it is compiled.
+    """
+    if params.json is not None:
+        assert isinstance(params.json, str), "checking it made it text"
+        return GrammarSource("json", _with_options(json.loads(params.json), params))
+    if params.json_object:
+        return GrammarSource("json", _with_options({"type": "object"}, params))
+    if params.regex is not None:
+        return GrammarSource("regex", params.regex)
+    if params.choice is not None:
+        return GrammarSource("lark", "start: " + " | ".join(map(_quoted, params.choice)))
+    if params.grammar is not None:
+        return GrammarSource("gbnf" if "::=" in params.grammar else "lark", params.grammar)
+    assert isinstance(params.structural_tag, str), "checking it made it text"
+    return GrammarSource("lark", _tags_grammar(json.loads(params.structural_tag)))
+
+
+def _with_options(schema: Any, params: StructuredOutputsParams) -> str:
+    """The schema with llguidance's options."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    if params.disable_additional_properties:
+        _close_objects(schema)
+    options: dict[str, Any] = {"whitespace_pattern": DEFAULT_WHITESPACE}
+    own = schema.get("x-guidance")
+    if isinstance(own, dict):
+        options |= own
+    if params.whitespace_pattern is not None:
+        options["whitespace_pattern"] = params.whitespace_pattern
+    if params.disable_any_whitespace:
+        options = {**options, "whitespace_flexible": False, "whitespace_pattern": None}
+    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+
+
+def _close_objects(schema: Any) -> None:
+    """Say additionalProperties: false in every schema that names properties and does not say."""
+    todo = [schema]
+    while todo:
+        item = todo.pop()
+        if not isinstance(item, dict):
+            continue
+        if "properties" in item or "patternProperties" in item:
+            item.setdefault("additionalProperties", False)
+        todo += [item[k] for k in _SCHEMA if k in item]
+        todo += [s for k in _SCHEMAS if isinstance(item.get(k), list) for s in item[k]]
+        todo += [s for k in _SCHEMA_MAPS if isinstance(item.get(k), dict) for s in item[k].values()]
+
+
+def _tags_grammar(tag: Mapping[str, Any]) -> str:
+    """A Lark grammar of free text in which every trigger begins a structure.
+
+    Lexemes marked lazy end where they first can, so that a trigger cannot pass as free text
+    (llguidance, docs/toolcalls.md).
+    """
+    unknown = set(tag) - {"type", "structures", "triggers"}
+    structures, triggers = tag.get("structures"), tag.get("triggers")
+    if unknown or tag.get("type", "structural_tag") != "structural_tag":
+        raise _tag_error(f"has {shown(sorted(map(str, unknown or tag)))}")
+    if not isinstance(structures, list) or not structures:
+        raise _tag_error(f"has structures={shown(structures)}")
+    if not isinstance(triggers, list) or not all(isinstance(t, str) and t for t in triggers):
+        raise _tag_error(f"has triggers={shown(triggers)}")
+    rules = []
+    for i, structure in enumerate(structures):
+        begin, schema, end = _parts(structure)
+        trigger = next((t for t in triggers if begin.startswith(t)), None)
+        if trigger is None:
+            raise _tag_error(f"has a structure that begins with {shown(begin)}, no trigger")
+        rest = _quoted(begin[len(trigger) :]) if begin != trigger else ""
+        options = {"whitespace_pattern": DEFAULT_WHITESPACE}
+        body = json.dumps({"x-guidance": options, **schema})
+        rules.append(f"trigger_{i}[lazy]: TEXT {_quoted(trigger)}")
+        rules.append(f"tag_{i}: trigger_{i} {rest} %json {body} {_quoted(end) if end else ''}")
+    tags = " | ".join(f"tag_{i}" for i in range(len(structures)))
+    return "\n".join([f"start: ({tags})* text", "text: TEXT", r"TEXT: /(.|\n)*/", *rules])
+
+
+def _parts(structure: Any) -> tuple[str, dict[str, Any], str]:
+    """begin, schema and end of a structure."""
+    if not isinstance(structure, dict) or set(structure) != {"begin", "schema", "end"}:
+        raise _tag_error(f"has the structure {shown(structure)}")
+    begin, schema, end = (structure[k] for k in ("begin", "schema", "end"))
+    if not (isinstance(begin, str) and begin and isinstance(end, str)):
+        raise _tag_error(f"has a structure from {shown(begin)} to {shown(end)}")
+    if not isinstance(schema, dict):
+        raise _tag_error(f"has the schema {shown(schema)}")
+    return begin, schema, end
+
+
+def _tag_error(what: str) -> RequestError:
+    return RequestError(
+        f"structural_tag {what}; it must be "
+        '{"type": "structural_tag", "structures": [{"begin": text, "schema": object, "end": text}, '
+        '…], "triggers": [text, …]}, every begin starting with a trigger',
+        param="structured_outputs",
+    )
+
+
+def _quoted(text: str) -> str:
+    """A literal in Lark: a JSON string, in ASCII because a raw control character is an error."""
+    return json.dumps(text)

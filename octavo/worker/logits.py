@@ -1,0 +1,100 @@
+"""A step's forward, and the logits of its rows: in the forward itself, or in parts behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from octavo.kernels.ops import Backend, Graph, StepInputs
+from octavo.sample.logprobs import HEAD_LIMITS, head_inputs
+from octavo.worker.step_batch import StepBatch
+
+LOGITS_ROWS = 64
+"""Most logits rows that the forward's own buffers hold. In a step with more, the head runs by parts
+of `HEAD_LIMITS`, so that memory does not grow with max_num_seqs × vocabulary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardResult:
+    """Attributes:
+    taps: of the forward.
+    tap: the one that sampling reads: "logits", or "argmax" where the best of each row is enough.
+    """
+
+    taps: Mapping[str, Any]
+    tap: str
+
+
+class StepForward:
+    """Replays a model's graphs.
+
+    Args:
+        graph: the captured forward, with taps "hidden_states" [T, D], "logits" [R, vocab] and
+            "argmax" [R, 2] float32.
+        head: the captured head, from the input "hidden_states" to the same taps.
+        max_logit_rows: what `graph` was captured for.
+    """
+
+    def __init__(self, backend: Backend, graph: Graph, head: Graph, *, max_logit_rows: int) -> None:
+        self._backend = backend
+        self._graph = graph
+        self._head = head
+        self._max_logit_rows = max_logit_rows
+
+    def run(self, batch: StepBatch, *, only_best: bool, hidden_states: bool) -> ForwardResult:
+        """Run the forward of a step.
+
+        Args:
+            only_best: sampling needs nothing but the best logit of each row.
+            hidden_states: they are needed beside.
+        """
+        tap, inputs = "argmax" if only_best else "logits", batch.inputs
+        in_parts = len(inputs.logit_rows) > self._max_logit_rows
+        outputs = ["hidden_states"] if hidden_states or in_parts else []
+        if in_parts:
+            inputs = _without_logits(inputs)
+        elif len(inputs.logit_rows):
+            outputs.append(tap)
+        inputs.outputs = outputs
+        return ForwardResult(taps=self._graph.replay(inputs), tap=tap)
+
+    def parts(self, batch: StepBatch, result: ForwardResult) -> Iterator[tuple[slice, Any]]:
+        """The logits rows of a step that has some, in parts, each valid until the next: which they
+        are, and the array of the tap that sampling reads. Rows of one request stay together."""
+        if result.tap in result.taps:
+            yield slice(0, len(batch.inputs.logit_rows)), result.taps[result.tap]
+            return
+        hidden_states = result.taps["hidden_states"]
+        for part in _parts(batch.num_logits, HEAD_LIMITS.max_logit_rows):
+            x = self._backend.to_numpy(hidden_states[batch.inputs.logit_rows[part]])
+            inputs = head_inputs(x)
+            inputs.outputs = [result.tap]
+            yield part, self._head.replay(inputs)[result.tap]
+
+
+def _without_logits(inputs: StepInputs) -> StepInputs:
+    return StepInputs(
+        token_ids=inputs.token_ids,
+        positions=inputs.positions,
+        query_start=inputs.query_start,
+        seq_lens=inputs.seq_lens,
+        block_tables=inputs.block_tables,
+        slot_mapping=inputs.slot_mapping,
+        logit_rows=inputs.logit_rows[:0],
+        extra=inputs.extra,
+    )
+
+
+def _parts(counts: np.ndarray, most: int) -> Iterator[slice]:
+    """Runs of whole requests, counts[i] rows each, of at most `most` rows as long as no single
+    request has more."""
+    start = end = 0
+    for count in counts.tolist():
+        if end > start and end + count - start > most:
+            yield slice(start, end)
+            start = end
+        end += count
+    yield slice(start, end)

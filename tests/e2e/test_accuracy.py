@@ -1,0 +1,51 @@
+"""Quantized models give nearly the distributions of the models that they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from benchmarks import accuracy
+from benchmarks.k_quants import encode
+from octavo.contracts.tensor import DType
+from octavo.models.files import ModelFiles, resolve_model
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def files(smollm2_path: Path) -> ModelFiles:
+    return resolve_model(str(smollm2_path))
+
+
+def check(files: ModelFiles, name: str, num_tokens: int) -> None:
+    token_ids = accuracy.text_tokens(files, num_tokens)
+    assert len(token_ids) == num_tokens
+    variant = accuracy.variant_of(name, accuracy.checkpoint(files))
+    result = accuracy.measure(variant, files, token_ids, num_tokens, 1)
+    assert 0 < result["mean_kl"] <= variant.limit
+
+
+@pytest.mark.parametrize("name", ["q4_1", "int8"])
+def test_mean_kl_on_a_short_text(files: ModelFiles, name: str) -> None:
+    check(files, name, 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bfloat16", "int8", "int4", *(d.value for d in accuracy.BLOCKS)])
+def test_mean_kl(files: ModelFiles, name: str) -> None:
+    check(files, name, 2000)
+
+
+@pytest.mark.parametrize("dtype", [DType.Q4_K, DType.Q5_K, DType.Q6_K], ids=lambda d: d.value)
+def test_k_quants_are_encoded_to_half_a_step(dtype: DType) -> None:
+    values = np.random.default_rng(0).standard_normal((6, 512)).astype(np.float32)
+    values[0], values[1] = 0, np.abs(values[1]) + 1
+    decoded = gguf.dequantize(encode(values, dtype), gguf.GGMLQuantizationType[dtype.name])
+    bits = {DType.Q4_K: 4, DType.Q5_K: 5, DType.Q6_K: 6}[dtype]
+    width = np.abs(values).max() * 2
+    assert np.abs(decoded - values).max() < 1.5 * width / 2**bits
+    assert (decoded[0] == 0).all()

@@ -1,0 +1,100 @@
+"""docs/server.md says what the server does."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from starlette.routing import Route
+
+from octavo.entrypoints.openai import protocol
+from octavo.entrypoints.openai.app import build_app
+from octavo.entrypoints.openai.config import ServerConfig
+from octavo.entrypoints.openai.gate import Gate
+from octavo.entrypoints.openai.metrics import ServerCollector
+from octavo.entrypoints.openai.state import MAX_BODIES, MAX_CHOICES, serve_engines
+from tests.entrypoints.openai.fake_engine import FakeEngine
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    """The text under a heading."""
+    (text,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    return text
+
+
+def words(text: str) -> set[str]:
+    """What is in backticks."""
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+async def test_routes() -> None:
+    gate = build_app(serve_engines({"m": FakeEngine()}, ServerConfig()))
+    assert isinstance(gate, Gate)
+    there = set()
+    for route in gate._app.routes:  # type: ignore[attr-defined]
+        assert isinstance(route, Route)
+        (method,) = (route.methods or {"POST"}) - {"HEAD"}
+        there.add(f"{method} {route.path.replace('{name:path}', 'NAME')}")
+    assert words(section("Routes")) & there == there
+    assert {w for w in words(section("Routes")) if w.startswith(("GET ", "POST "))} == there
+
+
+def test_request_fields() -> None:
+    kinds = (
+        protocol.ChatCompletionRequest,
+        protocol.CompletionRequest,
+        protocol.TokenizeRequest,
+        protocol.DetokenizeRequest,
+    )
+    known = {name for kind in kinds for name in kind.__struct_fields__}
+    refused = {
+        *protocol.CHAT_UNSUPPORTED,
+        *protocol.COMPLETION_UNSUPPORTED,
+        *protocol.TOKENIZE_UNSUPPORTED,
+    }
+    taken, _, not_taken = section("Request fields").partition("Known from elsewhere")
+    assert known <= words(taken)
+    assert words(not_taken) == refused - known
+    options = {f"stream_options.{name}" for name in protocol.StreamOptions.__struct_fields__}
+    assert options <= words(section("Streams"))
+
+
+def test_error_codes() -> None:
+    """Every code in the source is in the table, and the table has no others."""
+    sources = (ROOT / "octavo" / "entrypoints" / "openai").glob("*.py")
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    codes = set(re.findall(r'code="(\w+)"', text))
+    codes |= set(re.findall(r'unavailable\([^()]*?"(\w+)"\)', text))
+    codes |= set(re.findall(r'unavailable\(str\(error\), "(\w+)"\)', text))
+    rows = re.findall(r"^\| [\d, ]+ \| `(\w+)` \|", section("Errors"), re.MULTILINE)
+    assert set(rows) == codes
+
+
+def test_flags() -> None:
+    table = {
+        flag: default.strip(" `")
+        for flag, default in re.findall(r"^\| `(--[\w-]+)` \|([^|]*)\|", section("Flags"), re.M)
+    }
+    expected = {}
+    for f in fields(ServerConfig):
+        is_off = f.default is None or f.default is False
+        expected[f"--{f.name.replace('_', '-')}"] = "" if is_off else str(f.default)
+    assert table == expected
+    assert f"{MAX_CHOICES:,} completions per request" in section("Flags")
+    assert f"or {MAX_BODIES} largest bodies" in section("Errors")
+
+
+async def test_metrics() -> None:
+    server = serve_engines({"m": FakeEngine()}, ServerConfig())
+    server.http_requests["/health", "GET", 200] = 1
+    rows = []
+    for metric in ServerCollector(server).collect():
+        labels = sorted({label for s in metric.samples for label in s.labels} - {"le"})
+        shown = ", ".join(f"`{label}`" for label in labels)
+        rows.append(f"| `{metric.name}` | {metric.type} | {shown} | {metric.documentation} |")
+    written = [line for line in section("Metrics").splitlines() if line.startswith("| `octavo:")]
+    assert written == rows

@@ -1,0 +1,237 @@
+"""Quantized weights on every tier: values, exactness, ragged shapes, rows alone and in a batch."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.contracts.tensor import DType, HostTensor
+from octavo.contracts.weight_format import WeightFormat
+from octavo.errors import KernelError
+from octavo.kernels.cpu import CpuBackend
+from octavo.kernels.ops import Activation, Ops, Weight
+from octavo.kernels.torch_quantized import quantize_row, round_weight
+from octavo.quant.gguf import smallest_format
+from tests.kernels.blocks import BLOCK_DTYPES, random_blocks
+from tests.kernels.cpu_steps import LIMITS, make_step, randn, run_rows
+
+TIERS = [t for t in CpuBackend(DType.F32, 1).isa_tiers if t != "avx512_bf16"]  # adds none of this
+BACKENDS = {(tier, n): CpuBackend(DType.F32, n, isa=tier) for tier in TIERS for n in (1, 2, 3)}
+QUANTIZED = [f for f in WeightFormat if f.grouping is not None]
+
+all_tiers = pytest.mark.parametrize("tier", TIERS)
+all_formats = pytest.mark.parametrize("format", QUANTIZED, ids=lambda f: f.value)
+all_blocks = pytest.mark.parametrize("dtype", BLOCK_DTYPES, ids=lambda d: d.value)
+
+
+def source_of(format: WeightFormat, rng: np.random.Generator, n: int, k: int) -> HostTensor:
+    """A tensor for a format: floats that it rounds, or, for formats of K-quants alone, blocks."""
+    dtype = {
+        WeightFormat.INT4_G32_MIN_F32: DType.Q4_K,
+        WeightFormat.INT8_G32_MIN: DType.Q5_K,
+        WeightFormat.INT8_G16: DType.Q6_K,
+        WeightFormat.INT8_G16_MIN: DType.Q4_K,
+    }.get(format)
+    if dtype is None:
+        return HostTensor.of((rng.standard_normal((n, k)) * k**-0.5).astype(np.float32))
+    return random_blocks(rng, dtype, n, -(-k // 256) * 256)
+
+
+def linear_rows(backend: CpuBackend, weight: Weight, x: np.ndarray) -> np.ndarray:
+    def forward(ops: Ops) -> None:
+        ops.output("out", ops.linear(ops.input("x", x.shape[1]), weight))
+
+    return run_rows(backend, forward, {"x": x})["out"]
+
+
+def twin(tensor: HostTensor, format: WeightFormat, x: np.ndarray) -> np.ndarray:
+    """In float64, over the values of the weight and of the activations, both as rounded."""
+    grouping = format.grouping
+    assert grouping is not None
+    rows = torch.stack([quantize_row(row, grouping.group) for row in torch.from_numpy(x)])
+    return (rows @ round_weight(tensor, format).T).numpy()
+
+
+@settings(max_examples=40)
+@given(
+    format=st.sampled_from(QUANTIZED),
+    tier=st.sampled_from(TIERS),
+    threads=st.integers(1, 3),
+    rows=st.integers(1, 80),
+    n=st.integers(1, 100),
+    k=st.one_of(st.integers(1, 300), st.integers(2040, 2120)),
+    row=st.integers(0, 79),
+)
+def test_linear_of_any_shape(
+    format: WeightFormat, tier: str, threads: int, rows: int, n: int, k: int, row: int
+) -> None:
+    tensor = source_of(format, np.random.default_rng(n), n, k)
+    x = randn(1, rows, tensor.shape[1])
+    x[:, 0] *= 30  # an outlier decides its group's scale
+    backend = BACKENDS[tier, threads]
+    out = linear_rows(backend, backend.pack_linear([tensor], format=format), x)
+    expected = twin(tensor, format, x)
+    assert np.abs(out - expected).max() <= 1e-5 * (1 + np.abs(expected).max())
+    row %= rows
+    other = BACKENDS[tier, 1]
+    alone = linear_rows(other, other.pack_linear([tensor], format=format), x[row : row + 1])
+    assert np.array_equal(alone[0], out[row])
+
+
+@all_tiers
+@all_blocks
+def test_sums_are_exact_integers(tier: str, dtype: DType) -> None:
+    """Scales of 1, and activations whose codes are themselves: the result is an integer."""
+    kind = gguf.GGMLQuantizationType[dtype.name]
+    values, size = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(3)
+    blocks = rng.integers(0, 256, (40, 2, size), dtype=np.uint8)
+    one = np.array([1, 1], dtype=np.float16).view(np.uint8)
+    halves = 2 if dtype in (DType.Q4_1, DType.Q5_1, DType.Q4_K, DType.Q5_K) else 1
+    start = 208 if dtype is DType.Q6_K else 0
+    blocks[..., start : start + 2 * halves] = one[: 2 * halves]
+    tensor = HostTensor(blocks.reshape(40, -1), dtype, (40, 2 * values))
+    x = rng.integers(-127, 128, (9, 2 * values)).astype(np.float32)
+    x[:, ::16] = 127  # every group's largest: the scale is 1
+    backend = BACKENDS[tier, 2]
+    weight = backend.pack_linear([tensor], format=smallest_format({dtype}))
+    exact = x.astype(np.int64) @ tensor.to_float32().astype(np.int64).T
+    assert np.abs(exact).max() < 2**24
+    assert np.array_equal(linear_rows(backend, weight, x), exact)
+
+
+@all_tiers
+@all_formats
+def test_extreme_codes_do_not_saturate(tier: str, format: WeightFormat) -> None:
+    tensor = source_of(format, np.random.default_rng(0), 33, 256)
+    if not tensor.dtype.is_block_format:
+        tensor = HostTensor.of(np.where(np.arange(256) % 3, 1, -1) * np.ones((33, 1), np.float32))
+    x = np.where(np.arange(256) % 3, 1, -1) * np.ones((5, 1), np.float32)
+    backend = BACKENDS[tier, 1]
+    out = linear_rows(backend, backend.pack_linear([tensor], format=format), x.astype(np.float32))
+    expected = twin(tensor, format, x.astype(np.float32))
+    assert np.allclose(out, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+def gathered(backend: CpuBackend, weight: Weight) -> np.ndarray:
+    """All rows of a table [50, K]."""
+    graph = backend.capture(lambda ops: ops.output("out", ops.embedding(weight)), LIMITS)
+    step = make_step([(0, 50)])
+    step.token_ids = np.arange(50, dtype=np.int32)
+    return np.array(graph.replay(step)["out"])
+
+
+@all_blocks
+def test_gathered_rows_are_the_formats_values(dtype: DType) -> None:
+    """Bit for bit what the `gguf` package makes of them, from every format that holds them."""
+    backend = BACKENDS[TIERS[-1], 2]
+    tensor = random_blocks(np.random.default_rng(5), dtype, 50, 512)
+    formats = [f for f in QUANTIZED if f.holds(dtype)]
+    assert smallest_format({dtype}) in formats
+    for format in formats:
+        out = gathered(backend, backend.pack_embedding(tensor, format=format))
+        if format.grouping.has_min and smallest_format({dtype}).grouping.has_min is False:
+            # scale * code - scale * zero_point rounds once more than scale * (code - zero_point)
+            assert np.allclose(out, tensor.to_float32(), rtol=1e-5, atol=1e-6)
+        else:
+            assert np.array_equal(out, tensor.to_float32())
+
+
+@pytest.mark.parametrize(
+    "format", [WeightFormat.INT8, WeightFormat.INT8_G32, WeightFormat.INT4_G32_MIN]
+)
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16])
+def test_online_rounding_is_the_specifications(format: WeightFormat, dtype: DType) -> None:
+    backend = BACKENDS[TIERS[-1], 3]
+    values = randn(7, 50, 70, scale=0.1)
+    values[3], values[4, 5], values[5] = 0, 9, -0.25
+    tensor = HostTensor.of(values.astype(dtype.value))
+    out = gathered(backend, backend.pack_linear([tensor], format=format))
+    assert np.array_equal(out, round_weight(tensor, format).float().numpy())
+
+
+def test_online_int4_is_better_than_the_extremes_alone() -> None:
+    values = randn(8, 200, 320)
+    groups = values.reshape(-1, 32)
+    step = (groups.max(-1) - groups.min(-1)) / 15
+    error = round_weight(HostTensor.of(values), WeightFormat.INT4_G32_MIN).numpy() - values
+    assert np.square(error).mean() < 0.95 * np.square(step).mean() / 12
+
+
+@all_tiers
+def test_nan_stays_in_its_row(tier: str) -> None:
+    backend = BACKENDS[tier, 2]
+    weight = backend.pack_linear([HostTensor.of(randn(1, 40, 70))], format=WeightFormat.INT8)
+    x = randn(2, 50, 70)
+    clean = linear_rows(backend, weight, x)
+    x[20, 5], x[21, 69] = np.nan, np.inf
+    dirty = linear_rows(backend, weight, x)
+    others = np.delete(np.arange(50), [20, 21])
+    assert np.array_equal(dirty[others], clean[others])
+    assert np.isnan(dirty[20:22]).all()
+
+
+@all_tiers
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
+def test_what_lies_behind_a_row_does_not_matter(tier: str, dtype: DType) -> None:
+    """Activations of 48 columns end inside a group; the memory behind them held other values."""
+    backend = CpuBackend(dtype, 1, isa=tier)
+    gated = backend.pack_linear([HostTensor.of(randn(i, 48, 96)) for i in (1, 2)], gated=True)
+    down = backend.pack_linear([HostTensor.of(randn(3, 96, 48))], format=WeightFormat.INT8)
+
+    def forward(ops: Ops) -> None:
+        x = ops.input("x", 96, dtype)
+        for _ in range(3):
+            h = ops.gated_linear(x, gated, Activation.SILU)
+            x = ops.rms_norm(ops.linear(h, down), unit, eps=1e-6)
+        ops.output("out", x)
+
+    unit = backend.pack_vector(HostTensor.of(np.ones(96, dtype=np.float32)))
+    x = randn(4, 40, 96, scale=0.3)
+    together = run_rows(backend, forward, {"x": x})["out"]
+    for row in range(0, 40, 13):
+        alone = run_rows(backend, forward, {"x": x[row : row + 1]})["out"]
+        assert np.array_equal(alone[0], together[row])
+    backend.close()
+
+
+@all_tiers
+def test_tiny_and_zero_rows(tier: str) -> None:
+    backend = BACKENDS[tier, 1]
+    weight = backend.pack_linear([HostTensor.of(randn(1, 8, 64))], format=WeightFormat.INT8_G32)
+    x = np.zeros((3, 64), dtype=np.float32)
+    x[1] = 1e-38
+    x[2] = 1e30 * randn(3, 64)
+    out = linear_rows(backend, weight, x)
+    assert (out[:2] == 0).all()
+    assert np.isfinite(out[2]).all()
+
+
+def test_a_format_that_cannot_hold_blocks_rounds_their_values() -> None:
+    backend = BACKENDS[TIERS[-1], 1]
+    tensor = random_blocks(np.random.default_rng(1), DType.Q8_0, 50, 64)
+    out = gathered(backend, backend.pack_linear([tensor], format=WeightFormat.INT4_G32_MIN))
+    values = tensor.to_float32()
+    assert not np.array_equal(out, values)
+    step = (values.max() - values.min()) / 15
+    assert np.abs(out - values).max() <= step
+
+
+def test_unknown_blocks_are_refused_natively() -> None:
+    from octavo import _cpu
+
+    device = _cpu.Device(1, [], "")
+    packed = _cpu.PackedLinear(device, "int4_g32", 2, 64, False, False)
+    rows = np.zeros((2, 68), dtype=np.uint8)
+    with pytest.raises(KernelError, match="exactly"):
+        packed.put_blocks(device, 0, "q8_0", rows)
+    with pytest.raises(KernelError, match="unknown"):
+        packed.put_blocks(device, 0, "q9", rows)
+    with pytest.raises(KernelError, match="unknown weight format"):
+        _cpu.PackedLinear(device, "int3", 2, 64, False, False)
+    with pytest.raises(KernelError, match=r"2\^17"):
+        _cpu.PackedLinear(device, "int8", 2, 2**17 + 1, False, False)

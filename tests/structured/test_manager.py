@@ -1,0 +1,195 @@
+"""The core half: who waits, which tokens may come next, and what happens at limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.contracts.features import Admission
+from octavo.contracts.messages import EngineRequest
+from octavo.contracts.sampling_params import SamplingParams
+from octavo.contracts.step import SchedulerOutput
+from octavo.contracts.structured_outputs import GrammarSource
+from octavo.structured.manager import StructuredOutputs
+from tests.engine.fakes import EOS
+from tests.structured.lab import vocabulary
+
+VOCAB_SIZE = len(vocabulary().token_bytes)
+FLAG = GrammarSource("json", '{"enum": [{"name": true}, {"name": "no"}, [1]]}')
+
+
+@dataclass
+class View:
+    """A request as the scheduler shows it."""
+
+    request_id: str
+    source: GrammarSource | None
+    ignore_eos: bool = False
+    output_token_ids: list[int] = field(default_factory=list)
+    num_prompt_tokens: int = 1
+    num_computed_tokens: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def engine_request(self) -> EngineRequest:
+        return EngineRequest(
+            request_id=self.request_id,
+            prompt_token_ids=[1],
+            sampling_params=SamplingParams(ignore_eos=self.ignore_eos),
+            eos_token_ids=[EOS],
+            grammar=self.source,
+        )
+
+
+@pytest.fixture(scope="module")
+def manager() -> Iterator[StructuredOutputs]:
+    made = StructuredOutputs(vocabulary, vocab_size=VOCAB_SIZE)
+    yield made
+    made.close()
+
+
+def admitted(manager: StructuredOutputs, request: View) -> Admission:
+    """The answer once it is no longer to wait."""
+    manager.on_add(request)
+    for _ in range(10_000):
+        answer = manager.can_admit(request)
+        if answer is not Admission.WAIT:
+            return answer
+        time.sleep(0.001)
+    raise AssertionError("never compiled")
+
+
+def step_of(manager: StructuredOutputs, *ids: str, **drafts: list[int]) -> SchedulerOutput:
+    step = SchedulerOutput(step_id=0, samples=list(ids), scheduled_drafts=drafts)
+    manager.build_step_meta(step)
+    return step
+
+
+def allowed_rows(manager: StructuredOutputs, *ids: str, **drafts: list[int]) -> list[set[int]]:
+    """What each logits row of a step may sample."""
+    grammar, failed = manager.masks(step_of(manager, *ids, **drafts))
+    assert not failed
+    assert grammar is not None
+    bits = np.unpackbits(grammar.bitmask.view(np.uint8), axis=1, bitorder="little")
+    return [set(np.flatnonzero(row).tolist()) for row in bits]
+
+
+class TestAdmission:
+    def test_a_request_waits_until_its_grammar_is_there(self, manager: StructuredOutputs) -> None:
+        request = View("slow", GrammarSource("regex", "slow|fast"))
+        manager.on_add(request)
+        assert manager.can_admit(request) is Admission.WAIT
+        assert manager.can_admit(View("other", None)) is Admission.READY
+        assert admitted(manager, request) is Admission.READY
+        manager.on_finish(request)
+
+    def test_a_bad_grammar_fails_its_request(self, manager: StructuredOutputs) -> None:
+        request = View("bad", GrammarSource("regex", "("))
+        assert admitted(manager, request) is Admission.FAIL
+        assert "unclosed group" in manager.error_of(request)
+        manager.on_finish(request)
+        assert not manager._requests
+
+    def test_one_that_leaves_while_it_waits(self, manager: StructuredOutputs) -> None:
+        request = View("gone", GrammarSource("regex", "gone+"))
+        manager.on_add(request)
+        manager.on_finish(request)
+        manager.on_finish(request)
+        assert not manager._requests
+
+
+class TestMasks:
+    def test_follow_the_output(self, manager: StructuredOutputs) -> None:
+        request = View("a", GrammarSource("regex", "ab?"))
+        assert admitted(manager, request) is Admission.READY
+        assert allowed_rows(manager, "a") == [{ord("a")}]
+        request.output_token_ids.append(ord("a"))
+        assert allowed_rows(manager, "a") == [{ord("b"), EOS}]
+        assert allowed_rows(manager, "a") == [{ord("b"), EOS}]  # a step that was dropped
+        request.output_token_ids.append(ord("b"))
+        assert allowed_rows(manager, "a") == [{EOS}]
+        manager.on_finish(request)
+
+    def test_only_who_samples_and_has_one(self, manager: StructuredOutputs) -> None:
+        a, b = View("a", GrammarSource("regex", "a")), View("b", GrammarSource("regex", "b"))
+        for request in (a, b):
+            admitted(manager, request)
+        assert manager.masks(step_of(manager, "plain")) == (None, {})
+        step = step_of(manager, "b", "plain", "a")
+        assert step.grammar_request_ids == ["b", "a"]
+        assert allowed_rows(manager, "b", "plain", "a") == [{ord("b")}, {ord("a")}]
+        for request in (a, b):
+            manager.on_finish(request)
+
+    def test_rows_behind_drafts(self, manager: StructuredOutputs) -> None:
+        request = View("a", GrammarSource("regex", "abc"))
+        admitted(manager, request)
+        a, b, c, z = b"abcz"
+        rows = allowed_rows(manager, "a", a=[a, b, c])
+        assert rows == [{a}, {b}, {c}, {EOS}]
+        everything = set(range(32 * -(-VOCAB_SIZE // 32)))
+        assert allowed_rows(manager, "a", a=[a, z, c]) == [{a}, {b}, everything, everything]
+        assert allowed_rows(manager, "a") == [{a}]  # drafts leave no trace
+        manager.on_finish(request)
+
+    def test_no_end_while_more_may_come(self, manager: StructuredOutputs) -> None:
+        request = View("a", GrammarSource("regex", "ab?"), ignore_eos=True)
+        admitted(manager, request)
+        request.output_token_ids.append(ord("a"))
+        assert allowed_rows(manager, "a") == [{ord("b")}]
+        request.output_token_ids.append(ord("b"))
+        assert allowed_rows(manager, "a") == [{EOS}]
+        manager.on_finish(request)
+
+    def test_at_a_limit_the_request_ends(self, manager: StructuredOutputs) -> None:
+        """Its row allows all, since what it samples is dropped."""
+        greedy = View("a", GrammarSource("lark", 'start: a\na: a a | "x" |'))
+        calm = View("b", GrammarSource("regex", "x*"))
+        for request in (greedy, calm):
+            admitted(manager, request)
+            request.output_token_ids += b"x" * 2000
+        grammar, failed = manager.masks(step_of(manager, "a", "b"))
+        assert list(failed) == ["a"]
+        assert "cannot go on: " in failed["a"]
+        assert grammar is not None
+        assert (grammar.bitmask[0] == -1).all()
+        assert not (grammar.bitmask[1] == -1).all()
+        for request in (greedy, calm):
+            manager.on_finish(request)
+
+
+class TestForcedTokens:
+    @given(seed=st.integers(0, 2**32))
+    def test_are_what_the_masks_leave(self, manager: StructuredOutputs, seed: int) -> None:
+        """Whatever came before: each of them is the only token that its mask allows."""
+        rng = np.random.default_rng(seed)
+        request = View("a", FLAG)
+        admitted(manager, request)
+        while True:
+            forced = manager.forced_token_ids(["a"]).get("a", [])
+            rows = allowed_rows(manager, "a", a=forced)
+            assert [{i} for i in forced] == rows[: len(forced)]
+            request.output_token_ids += forced
+            chosen = int(rng.choice(sorted(rows[-1])))
+            if chosen == EOS:
+                break
+            request.output_token_ids.append(chosen)
+        manager.on_finish(request)
+
+    def test_of_nobody_else(self, manager: StructuredOutputs) -> None:
+        request = View("a", GrammarSource("regex", "name"))
+        admitted(manager, request)
+        assert list(manager.forced_token_ids(["a", "plain"])) == ["a"]
+        manager.on_finish(request)
+        assert not manager.forced_token_ids(["a"])
+        still = StructuredOutputs(vocabulary, vocab_size=VOCAB_SIZE, jump=False)
+        assert not still.forced_token_ids(["a"])

@@ -1,0 +1,68 @@
+"""The process that tries grammars first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from octavo.contracts.structured_outputs import GrammarSource
+from octavo.structured import probe
+from octavo.structured.probe import Probe, Start
+from tests.structured.lab import vocabulary
+
+GOOD = GrammarSource("regex", "a+")
+BAD = GrammarSource("regex", "(")
+
+
+@pytest.fixture
+def checked() -> Iterator[Probe]:
+    checked = Probe(vocabulary())
+    yield checked
+    checked.close()
+
+
+def test_verdicts(checked: Probe) -> None:
+    assert checked.check(GOOD).error is None
+    assert checked.check(GrammarSource("json", '{"type": "object"}')).error is None
+    assert checked.check(GrammarSource("lark", 'start: "a" <|im_end|>')).error is None
+    assert "unclosed group" in (checked.check(BAD).error or "")
+    gbnf = checked.check(GrammarSource("gbnf", 'root ::= "a"'))
+    assert gbnf.error is None
+    assert 'start: "a"' in gbnf.text
+
+
+def test_what_it_takes_is_told(checked: Probe) -> None:
+    many = "|".join(f"w{i}" for i in range(20_000))
+    assert checked.check(GrammarSource("regex", many)).num_bytes > 4 << 20
+
+
+def test_its_death_is_that_of_one_grammar(checked: Probe) -> None:
+    """By its own limit of processor time: thousands of terminals within each other."""
+    terminals = "\n".join(f'A{i}: A{i + 1} "y"' for i in range(9000))
+    hostile = GrammarSource("lark", f'start: A0\n{terminals}\nA9000: "x"')
+    first = checked._process
+    assert "more than" in (checked.check(hostile).error or "")
+    assert checked.check(GOOD).error is None
+    assert checked._process is not first
+
+
+def test_a_killed_process_is_started_anew(checked: Probe) -> None:
+    assert checked.check(GOOD).error is None
+    assert checked._process is not None
+    checked._process.kill()
+    checked._process.wait()
+    assert "more than" in (checked.check(GOOD).error or "")
+    assert checked.check(GOOD).error is None
+
+
+def test_a_process_that_does_not_start(checked: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe.sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="does not start"):
+        checked.check(GOOD)
+
+
+def test_the_engine_sends_what_a_grammar_may_name() -> None:
+    start = Probe(vocabulary())._start
+    assert isinstance(start, Start)
+    assert start.special_tokens[258] == b"<|im_end|>"
