@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from octavo.engine.parsers.harmony import HARMONY_MARKERS
 from octavo.engine.parsers.sections import (
     JsonCalls,
     NamedCalls,
@@ -149,6 +150,30 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
 HARMONY = "openai"
 """The name, among tool and reasoning parsers alike, of gpt-oss's format (`harmony`), in which both
 are channels."""
+
+
+def parser_names(table: Mapping[str, object]) -> list[str]:
+    """Names of the formats of `TOOL_FORMATS` or `REASONING_FORMATS`, harmony's too."""
+    return sorted([*table, HARMONY])
+
+
+def marker_texts(tool_format: str | None, reasoning_format: str | None) -> list[str]:
+    """All that marks something in these formats. A special token that occurs in one of them must
+    be in the text that is parsed; all others need not."""
+    if HARMONY in (tool_format, reasoning_format):
+        return list(HARMONY_MARKERS)
+    texts: list[str] = []
+    if reasoning_format is not None:
+        reasoning = REASONING_FORMATS[reasoning_format]
+        texts += [reasoning.open, reasoning.close]
+    if tool_format is not None:
+        for marker, ways in TOOL_FORMATS[tool_format].sections.items():
+            texts.append(marker)
+            for section_of in ways.values():
+                options = section_of.keywords if isinstance(section_of, partial) else {}
+                for value in options.values():
+                    texts += [value] if isinstance(value, str) else value
+    return [text.replace("\\", "") for text in texts]  # names are regular expressions
 
 
 def detect_tool_format(chat_template: str) -> str | None:

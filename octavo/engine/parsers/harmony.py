@@ -21,6 +21,7 @@ from octavo.engine.parsers.markers import first_marker, num_uncertain
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _BODY_ENDS = ("<|end|>", "<|return|>", "<|call|>", _START, _CHANNEL)
+HARMONY_MARKERS = (*_BODY_ENDS, _MESSAGE)
 _RECIPIENT = re.compile(r"\bto=functions\.([\w.-]{1,256})")
 MAX_HEADER_CHARS = 1024
 """Longest header: what goes on without a message is told as content."""

@@ -45,7 +45,7 @@ def make_parser(
     """
     if HARMONY in (tool_format, reasoning_format):
         return HarmonyParser()
-    functions = _functions(tools)
+    functions = functions_of(tools)
     return MarkedParser(
         TOOL_FORMATS[tool_format] if tool_format and functions else None,
         REASONING_FORMATS[reasoning_format] if reasoning_format else None,
@@ -203,7 +203,7 @@ class MarkedParser:
         return True
 
 
-def _functions(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def functions_of(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Schema of the parameters by function's name."""
     functions: dict[str, Mapping[str, Any]] = {}
     for tool in tools:

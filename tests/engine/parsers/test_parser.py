@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -17,6 +18,7 @@ from octavo.engine.parsers.formats import (
     TOOL_FORMATS,
     detect_reasoning_format,
     detect_tool_format,
+    marker_texts,
 )
 from octavo.engine.parsers.parser import make_parser
 
@@ -307,6 +309,22 @@ def test_arguments_come_as_they_are_written() -> None:
     assert ParsedMessage(calls=[]).add(parser.feed("")) == ParsedMessage()
     events = parser.feed("ris")
     assert [e.text for e in events if hasattr(e, "text")] == ["ris"]
+
+
+@pytest.mark.parametrize("name", [*TOOL_FORMATS, *REASONING_FORMATS, HARMONY])
+def test_markers_are_told(name: str) -> None:
+    """What the parser needs to find is in `marker_texts`: without it, special tokens hide it."""
+    tool, reasoning = (name if name in t else None for t in (TOOL_FORMATS, REASONING_FORMATS))
+    texts = marker_texts(HARMONY if name == HARMONY else tool, reasoning)
+    told = "\n".join(texts)
+    for case in CASES.values():
+        if case.tool_format == name:
+            for marker in re.findall(
+                r"<\|[^ |]+\|>|<｜.+?｜>|\[[A-Z_]+\]|</?tool_calls?>", case.text
+            ):
+                assert marker in told or marker == "<|constrain|>", marker
+    if reasoning:
+        assert {REASONING_FORMATS[name].open, REASONING_FORMATS[name].close} <= set(texts)
 
 
 @pytest.mark.parametrize(
