@@ -54,7 +54,7 @@ sanitize: $(S)/test  ## the kernel tests under AddressSanitizer and UBSan (GCC)
 	@PATH="$$PWD/.venv/bin:$$PATH" ninja -C build/sanitize --quiet
 	$(call say,Testing the kernels)
 	@ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	  LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so)" \
+	  LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libstdc++.so)" \
 	  $(PY) scripts/sanitized_tests.py -q -m "not slow" $(or $(ARGS),$(SANITIZED))
 
 check: $(S)/dev  ## lint, formatting and types

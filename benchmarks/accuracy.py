@@ -80,7 +80,7 @@ def variant_of(name: str, stored: Weights) -> Variant:
     return Variant(
         name=name,
         weights={n: in_blocks(tensor, DType(name)) for n, tensor in stored.items()},
-        quantization=quantization_of("gguf", "auto"),
+        quantization=UNQUANTIZED if name == "bfloat16" else quantization_of("gguf", "auto"),
         reference_dtype=DType.F32,
         limit=1e-3 if name == "bfloat16" else 5e-3,
     )
@@ -188,7 +188,7 @@ def perplexity(model: Scorer, token_ids: list[int]) -> float:
         logprobs = log_softmax(model.logits(window)[:-1])
         total -= float(logprobs[np.arange(len(window) - 1), window[1:]].sum())
         count += len(window) - 1
-    return float(np.exp(total / count))
+    return round(float(np.exp(total / count)), 3)
 
 
 def text_tokens(files: ModelFiles, count: int) -> list[int]:
@@ -209,7 +209,7 @@ def measure(
     result: dict[str, object] = {
         "format": variant.name,
         "megabytes": round(model.num_bytes / 1e6, 1),
-        "mean_kl": mean_kl(reference, model, token_ids[:num_tokens]),
+        "mean_kl": round(mean_kl(reference, model, token_ids[:num_tokens]), 6),
         "limit": variant.limit,
     }
     if len(token_ids) > num_tokens:

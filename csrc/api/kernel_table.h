@@ -134,25 +134,35 @@ struct KernelTable {
   std::int64_t (*gemm_scratch)(int panels_per_group);
   std::int64_t (*attention_scratch)(const HeadShape&);
 
-  // Over one row of logits.
+  // Over one row of logits. All tiers give the same bits.
   // The largest, and that of every kMaxBlock ids. NaN is skipped; -inf where all are NaN.
   float (*row_max)(const float* x, std::int64_t n, float* maxima);
-  // weights[i] = exp((x[i] - max) * inv_temperature), NaN as 0; sums[j] = their sum over the
-  // kSumBlock ids from j * kSumBlock on, in float64.
-  void (*row_exp)(const float* x, std::int64_t n, float max, float inv_temperature, float* weights,
-                  double* sums);
-  // Zeroes weights[i] unless x[i] > cut, or x[i] == cut and i <= cut_id; sums as above.
-  void (*row_keep)(const float* x, std::int64_t n, float cut, std::int64_t cut_id, float* weights,
-                   double* sums);
+  // weights[i] = e^((x[i] - max) * inv_temperature), to a multiple of kWeightUnit; NaN as 0.
+  // Returns their sum. `weights` has room for n rounded up to kRowBlock; zeros fill it up.
+  double (*row_weights)(const float* x, std::int64_t n, float max, float inv_temperature,
+                        float* weights);
+  // The sum of e^(x[i] - max), NaN as 0.
+  double (*row_sum_exp)(const float* x, std::int64_t n, float max);
+  // The sum of weights[i] where x[i] > high; ids, ascending, and values of all low <= x[i] <= high.
+  // Both have room for kRowBlock more than there can be.
+  double (*row_split)(const float* x, const float* weights, std::int64_t n, float low, float high,
+                      std::int32_t* ids, float* values, std::int64_t* num_ids);
+  // The first id with which the running weight of what is kept exceeds `target`, or else the last
+  // one of some weight. Kept: x[i] > cut, or x[i] == cut and i <= cut_id.
+  std::int64_t (*row_draw)(const float* x, const float* weights, std::int64_t n, float cut,
+                           std::int64_t cut_id, double target);
   std::int64_t (*row_count_greater)(const float* x, std::int64_t n, float threshold);
-  // Ids of all x[i] >= threshold, ascending; returns how many.
-  std::int64_t (*row_collect)(const float* x, std::int64_t n, float threshold, std::int32_t* ids);
+  // The same of all x[i] >= threshold; returns how many.
+  std::int64_t (*row_collect)(const float* x, std::int64_t n, float threshold, std::int32_t* ids,
+                              float* values);
   // x[i] = -inf where bit i % 32 of bits[i / 32] is 0.
   void (*row_allow)(float* x, std::int64_t n, const std::int32_t* bits);
 };
 
-constexpr int kSumBlock = 256;
+constexpr int kRowBlock = 256;
 constexpr int kMaxBlock = 64;
+// The largest weight of a row is 1: float64 sums of up to 2^19 weights are exact, in any order.
+constexpr double kWeightUnit = 0x1p-34;
 
 // One per tier; each sets what it improves. Defined in isa/.
 void overlay_scalar(KernelTable& table);

@@ -56,7 +56,8 @@ constexpr int kMaxHeadDim = 512;
 constexpr int kNullBlock = 0;
 
 // A matrix of the step. Columns from the width up to the next multiple of kColumnPad hold zeros, so
-// that kernels work on whole vectors; `ld` counts elements and may be larger still.
+// that kernels work on whole vectors (behind what gated_linear makes they are undefined); `ld`
+// counts elements and may be larger still.
 struct Buffer {
   void* data;
   std::int64_t ld;

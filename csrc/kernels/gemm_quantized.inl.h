@@ -60,6 +60,16 @@ struct QuantizedGemm {
   }
 
  private:
+  static constexpr int NV = D::kTileVectors;
+  static constexpr int kQuadBytes = 4 * kPanel;
+
+  template <class T>
+  static OCTAVO_INLINE T read(const float* p, std::int64_t bytes) {
+    T value;
+    __builtin_memcpy(&value, reinterpret_cast<const char*>(p) + bytes, sizeof value);
+    return value;
+  }
+
   static OCTAVO_INLINE F32 load_scale(const char* p, int column) {
     if constexpr (kTraits.scale_bytes == 2) {
       return load_half(reinterpret_cast<const std::uint16_t*>(p) + column);
@@ -68,95 +78,107 @@ struct QuantizedGemm {
     }
   }
 
+  // acc += four (4-bit codes: two times four) K of the weights at `b` by those of the rows at `a`.
+  template <int MR>
+  static OCTAVO_INLINE void add_quad(I32 (&acc)[MR][NV], const std::uint8_t* b,
+                                     const std::int8_t* a, std::int64_t ldx) {
+    if constexpr (kTraits.bits == 8) {
+      typename D::W codes[NV];
+      OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
+        codes[j] = D::all(D::load_raw(b + j * kLanes * 4));
+      }
+      OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
+        const typename D::X x = D::broadcast(a + i * ldx);
+        OCTAVO_UNROLL for (int j = 0; j < NV; ++j) acc[i][j] = D::dot(acc[i][j], codes[j], x);
+      }
+    } else {
+      typename D::W4 low[NV], high[NV];
+      OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
+        const typename D::Raw raw = D::load_raw(b + j * kLanes * 4);
+        low[j] = D::low(raw);
+        high[j] = D::high(raw);
+      }
+      OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
+        const typename D::X4 first = D::broadcast4(a + i * ldx);
+        const typename D::X4 second = D::broadcast4(a + i * ldx + kGroup / 2);
+        OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
+          acc[i][j] = D::dot(D::dot(acc[i][j], low[j], first), high[j], second);
+        }
+      }
+    }
+  }
+
+  // The integer sums of group g.
+  template <int MR, bool kPrefetch>
+  static OCTAVO_INLINE void sum_group(I32 (&acc)[MR][NV], const std::uint8_t* b,
+                                      const QuantizedRow& r, int g, std::int64_t ldx,
+                                      const char* next) {
+    OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
+      const std::int32_t start =
+          kTraits.has_min ? 0 : read<std::int32_t>(r.corrections + g, i * ldx);
+      OCTAVO_UNROLL for (int j = 0; j < NV; ++j) acc[i][j] = set1_i32(start);
+    }
+    const std::int8_t* a = r.codes + static_cast<std::int64_t>(g) * kGroup;
+    constexpr int kQuads = kCodeBytes / kQuadBytes, kUnroll = 4;  // all at once: -40 % on AVX2
+    OCTAVO_NO_UNROLL for (int q = 0; q < kQuads; q += kUnroll) {
+      OCTAVO_UNROLL for (int u = 0; u < kUnroll; ++u) {
+        if (kPrefetch) prefetch_l2(next + (q + u) * 2 * kLine);
+        add_quad<MR>(acc, b + (q + u) * kQuadBytes, a + (q + u) * 4, ldx);
+      }
+    }
+    if (kPrefetch) {
+      OCTAVO_UNROLL for (int at = kCodeBytes; at < kBlockBytes; at += 2 * kLine) {
+        prefetch_l2(next + at);
+      }
+    }
+  }
+
+  // f += acc, scaled, and the minima of group g.
+  template <int MR>
+  static OCTAVO_INLINE void add_group(F32 (&f)[MR][NV], const I32 (&acc)[MR][NV],
+                                      const char* scales, int column, const QuantizedRow& r, int g,
+                                      std::int64_t ldx) {
+    OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
+      const int at = column + j * kLanes;
+      const F32 scale = kScaleApart ? set1(1.0f) : load_scale(scales, at);
+      OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
+        const F32 row_scale = set1(read<float>(r.scales + g, i * ldx));
+        const F32 product = kScaleApart ? row_scale : mul(scale, row_scale);
+        f[i][j] = fma(to_float(acc[i][j]), product, f[i][j]);
+      }
+      if constexpr (kTraits.has_min) {
+        const F32 min = load_scale(scales + kPanel * kTraits.scale_bytes, at);
+        OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
+          f[i][j] = fma(min, set1(read<float>(r.corrections + g, i * ldx)), f[i][j]);
+        }
+      }
+    }
+  }
+
   template <int MR, bool kPrefetch>
   OCTAVO_INLINE void columns(int row, int panel, int column, int k0, int k1, float* c,
                              std::int64_t ldc, const char* next) const {
-    constexpr int NV = D::kTileVectors;
-    const int groups = w.k_padded / kGroup;
-    const std::int64_t ldx = x.ld * 4;
-    const QuantizedRow r = quantized_row(x, row, w.k_padded, groups);
+    const std::int64_t ldx = x.ld * 4, first = static_cast<std::int64_t>(panel) * kPanel + column;
+    const QuantizedRow r = quantized_row(x, row, w.k_padded, w.k_padded / kGroup);
     const char* block = panel_at(panel, k0);
     F32 f[MR][NV];
     OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
-      const std::int64_t first = static_cast<std::int64_t>(panel) * kPanel + column + j * kLanes;
-      const F32 start = !kScaleApart && w.bias ? load(w.bias + first) : set1(0.0f);
+      const F32 start = !kScaleApart && w.bias ? load(w.bias + first + j * kLanes) : set1(0.0f);
       OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
         f[i][j] = k0 == 0 ? start : load(c + i * ldc + column + j * kLanes);
       }
     }
     OCTAVO_NO_UNROLL for (int g = k0 / kGroup; g < k1 / kGroup; ++g, block += kBlockBytes) {
       const auto* b = reinterpret_cast<const std::uint8_t*>(block) + column * 4;
-      const std::int8_t* a = r.codes + g * kGroup;
       I32 acc[MR][NV];
-      OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
-        std::int32_t start = 0;
-        if (!kTraits.has_min) {
-          const char* correction = reinterpret_cast<const char*>(r.corrections + g) + i * ldx;
-          __builtin_memcpy(&start, correction, 4);
-        }
-        OCTAVO_UNROLL for (int j = 0; j < NV; ++j) acc[i][j] = set1_i32(start);
-      }
-      OCTAVO_UNROLL for (int q = 0; q < kCodeBytes / (4 * kPanel); ++q) {
-        typename D::Raw raw[NV];
-        OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
-          raw[j] = D::load_raw(b + q * 4 * kPanel + j * kLanes * 4);
-        }
-        if (kPrefetch) prefetch_l2(next + q * 2 * kLine);
-        if constexpr (kTraits.bits == 8) {
-          OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
-            const typename D::X four = D::broadcast(a + i * ldx + q * 4);
-            OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
-              acc[i][j] = D::dot(acc[i][j], D::all(raw[j]), four);
-            }
-          }
-        } else {
-          typename D::W low[NV], high[NV];
-          OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
-            low[j] = D::low(raw[j]);
-            high[j] = D::high(raw[j]);
-          }
-          OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
-            const typename D::X first = D::broadcast(a + i * ldx + q * 4);
-            const typename D::X second = D::broadcast(a + i * ldx + q * 4 + kGroup / 2);
-            OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
-              acc[i][j] = D::dot(D::dot(acc[i][j], low[j], first), high[j], second);
-            }
-          }
-        }
-      }
-      if (kPrefetch) {
-        OCTAVO_UNROLL for (int at = kCodeBytes; at < kBlockBytes; at += 2 * kLine) {
-          prefetch_l2(next + at);
-        }
-        next += kBlockBytes;
-      }
-      const char* scales = block + kCodeBytes;
-      OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
-        const int at = column + j * kLanes;
-        const F32 scale = kScaleApart ? set1(1.0f) : load_scale(scales, at);
-        OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
-          const char* row_scales = reinterpret_cast<const char*>(r.scales + g) + i * ldx;
-          float row_scale;
-          __builtin_memcpy(&row_scale, row_scales, 4);
-          const F32 x_scale = set1(row_scale);
-          f[i][j] = fma(to_float(acc[i][j]), kScaleApart ? x_scale : mul(scale, x_scale), f[i][j]);
-        }
-        if constexpr (kTraits.has_min) {
-          const F32 min = load_scale(scales + kPanel * kTraits.scale_bytes, at);
-          OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
-            const char* corrections = reinterpret_cast<const char*>(r.corrections + g) + i * ldx;
-            float correction;
-            __builtin_memcpy(&correction, corrections, 4);
-            f[i][j] = fma(min, set1(correction), f[i][j]);
-          }
-        }
-      }
+      sum_group<MR, kPrefetch>(acc, b, r, g, ldx, next);
+      add_group<MR>(f, acc, block + kCodeBytes, column, r, g, ldx);
+      if (kPrefetch) next += kBlockBytes;
     }
     if (kScaleApart && k1 == w.k_padded) {
       OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
-        const std::int64_t first = static_cast<std::int64_t>(panel) * kPanel + column + j * kLanes;
-        const F32 scale = load(w.scales + first);
-        const F32 bias = w.bias ? load(w.bias + first) : set1(0.0f);
+        const F32 scale = load(w.scales + first + j * kLanes);
+        const F32 bias = w.bias ? load(w.bias + first + j * kLanes) : set1(0.0f);
         OCTAVO_UNROLL for (int i = 0; i < MR; ++i) f[i][j] = add(mul(f[i][j], scale), bias);
       }
     }

@@ -93,8 +93,10 @@ inline void overlay_float32(KernelTable& table) {
   table.gemm_scratch = gemm_scratch;
   table.attention_scratch = attention_scratch;
   table.row_max = row_max;
-  table.row_exp = row_exp;
-  table.row_keep = row_keep;
+  table.row_weights = row_weights;
+  table.row_sum_exp = row_sum_exp;
+  table.row_split = row_split;
+  table.row_draw = row_draw;
   table.row_count_greater = row_count_greater;
   table.row_collect = row_collect;
   table.row_allow = row_allow;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "api/kernel_table.h"
+#include "runtime/row_sampler.h"
 #include "runtime/thread_pool.h"
 
 namespace octavo {
@@ -24,6 +25,10 @@ struct SamplingRows {
   const std::uint64_t* seed;
   const std::int32_t* sample_index;
   const std::int32_t* position;
+
+  RowFilters filters(std::int64_t r) const {
+    return {temperature[r], top_k[r], top_p[r], min_p[r]};
+  }
 };
 
 // Uniform in [0, 1) with 53 bits: Philox4x32-10 (Salmon et al. 2011), key = seed, counter =
@@ -49,14 +54,14 @@ class Sampler {
                 std::int32_t* ranks);
 
  private:
-  struct Workspace;
-
-  void prepare(std::int64_t vocab);
+  template <class Job>
+  void for_each_row(std::int64_t vocab, std::int64_t n, Job job);
 
   std::shared_ptr<ThreadPool> pool_;
   std::shared_ptr<const KernelTable> kernels_;
   std::mutex mutex_;
-  std::vector<Workspace> workspaces_;  // one per thread
+  std::int64_t vocab_ = 0;
+  std::vector<RowSampler> samplers_;  // one per thread
 };
 
 }  // namespace octavo

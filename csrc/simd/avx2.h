@@ -54,6 +54,23 @@ OCTAVO_INLINE unsigned mask_greater(F32 a, F32 b) {
 OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) {
   return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
 }
+OCTAVO_INLINE int store_set_lanes(const float* x, int first, unsigned mask, std::int32_t* ids,
+                                  float* values) {
+  return store_set_lanes_one_by_one(x, first, mask, ids, values);
+}
+
+struct LaneSums {
+  __m256d low, high;
+};
+OCTAVO_INLINE LaneSums zero_sums() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
+OCTAVO_INLINE void accumulate(LaneSums& sums, F32 v) {
+  sums.low = _mm256_add_pd(sums.low, _mm256_cvtps_pd(_mm256_castps256_ps128(v)));
+  sums.high = _mm256_add_pd(sums.high, _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
+}
+OCTAVO_INLINE void store(double* p, const LaneSums& sums) {
+  _mm256_storeu_pd(p, sums.low);
+  _mm256_storeu_pd(p + 4, sums.high);
+}
 
 using I32 = __m256i;
 OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return _mm256_set1_epi32(x); }
@@ -72,14 +89,19 @@ OCTAVO_INLINE void store_int8(std::int8_t* p, F32 v) {
 }
 
 // Products of bytes by 16-bit multiplications, even and odd bytes apart: vpmaddubsw would saturate.
+// It does not where the codes are nibbles.
 struct DotWidened {
   using Raw = __m256i;
   struct W {
     __m256i even, odd;
   };
+  struct W4 {
+    __m256i codes;
+  };
   using X = W;
+  using X4 = W4;
   static constexpr int kTileVectors = 2;
-  static constexpr int kMaxRows = 2;
+  static constexpr int kMaxRows = 4;
 
   static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -87,23 +109,26 @@ struct DotWidened {
   static OCTAVO_INLINE W all(Raw v) {
     return {_mm256_and_si256(v, _mm256_set1_epi16(0xff)), _mm256_srli_epi16(v, 8)};
   }
-  static OCTAVO_INLINE W low(Raw v) {
-    return {_mm256_and_si256(v, _mm256_set1_epi16(0x0f)),
-            _mm256_and_si256(_mm256_srli_epi16(v, 8), _mm256_set1_epi16(0x0f))};
+  static OCTAVO_INLINE W4 low(Raw v) { return {_mm256_and_si256(v, _mm256_set1_epi8(0x0f))}; }
+  static OCTAVO_INLINE W4 high(Raw v) {
+    return {_mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(0x0f))};
   }
-  static OCTAVO_INLINE W high(Raw v) {
-    return {_mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi16(0x0f)),
-            _mm256_srli_epi16(v, 12)};
-  }
-  static OCTAVO_INLINE X broadcast(const std::int8_t* p) {
+  static OCTAVO_INLINE X4 broadcast4(const std::int8_t* p) {
     std::int32_t quad;
     __builtin_memcpy(&quad, p, 4);
-    const __m256i v = _mm256_set1_epi32(quad);
+    return {_mm256_set1_epi32(quad)};
+  }
+  static OCTAVO_INLINE X broadcast(const std::int8_t* p) {
+    const __m256i v = broadcast4(p).codes;
     return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), _mm256_srai_epi16(v, 8)};
   }
   static OCTAVO_INLINE I32 dot(I32 acc, W w, X x) {
     acc = _mm256_add_epi32(acc, _mm256_madd_epi16(w.even, x.even));
     return _mm256_add_epi32(acc, _mm256_madd_epi16(w.odd, x.odd));
+  }
+  static OCTAVO_INLINE I32 dot(I32 acc, W4 w, X4 x) {  // pairs are within ±3810
+    const __m256i pairs = _mm256_maddubs_epi16(w.codes, x.codes);
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
 };
 

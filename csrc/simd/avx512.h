@@ -45,6 +45,31 @@ OCTAVO_INLINE unsigned mask_greater(F32 a, F32 b) { return _mm512_cmp_ps_mask(a,
 OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) {
   return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
 }
+// Packs first + lane and x[lane] of the lanes that are set; may write all kLanes. Returns how many.
+// (In registers: Zen 4 takes a hundred cycles to compress to memory.)
+OCTAVO_INLINE int store_set_lanes(const float* x, int first, unsigned mask, std::int32_t* ids,
+                                  float* values) {
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i all = _mm512_add_epi32(lanes, _mm512_set1_epi32(first));
+  const auto set = static_cast<__mmask16>(mask);
+  _mm512_storeu_si512(ids, _mm512_maskz_compress_epi32(set, all));
+  _mm512_storeu_ps(values, _mm512_maskz_compress_ps(set, load(x)));
+  return __builtin_popcount(mask);
+}
+
+// Float64 sums, one per lane.
+struct LaneSums {
+  __m512d low, high;
+};
+OCTAVO_INLINE LaneSums zero_sums() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+OCTAVO_INLINE void accumulate(LaneSums& sums, F32 v) {
+  sums.low = _mm512_add_pd(sums.low, _mm512_cvtps_pd(_mm512_castps512_ps256(v)));
+  sums.high = _mm512_add_pd(sums.high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)));
+}
+OCTAVO_INLINE void store(double* p, const LaneSums& sums) {
+  _mm512_storeu_pd(p, sums.low);
+  _mm512_storeu_pd(p + 8, sums.high);
+}
 
 using I32 = __m512i;
 OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return _mm512_set1_epi32(x); }
@@ -63,13 +88,18 @@ OCTAVO_INLINE __m512i broadcast_4_bytes(const std::int8_t* p) {
   return _mm512_set1_epi32(quad);
 }
 
-// Products of bytes by 16-bit multiplications: even and odd bytes apart.
+// Products of bytes by 16-bit multiplications: even and odd bytes apart, or, where the codes are
+// nibbles, in pairs.
 struct DotWidened {
   using Raw = __m512i;
   struct W {
     __m512i even, odd;
   };
+  struct W4 {
+    __m512i codes;
+  };
   using X = W;
+  using X4 = W4;
   static constexpr int kTileVectors = 2;
   static constexpr int kMaxRows = 4;
 
@@ -77,14 +107,11 @@ struct DotWidened {
   static OCTAVO_INLINE W all(Raw v) {
     return {_mm512_and_si512(v, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(v, 8)};
   }
-  static OCTAVO_INLINE W low(Raw v) {
-    return {_mm512_and_si512(v, _mm512_set1_epi16(0x0f)),
-            _mm512_and_si512(_mm512_srli_epi16(v, 8), _mm512_set1_epi16(0x0f))};
+  static OCTAVO_INLINE W4 low(Raw v) { return {_mm512_and_si512(v, _mm512_set1_epi8(0x0f))}; }
+  static OCTAVO_INLINE W4 high(Raw v) {
+    return {_mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(0x0f))};
   }
-  static OCTAVO_INLINE W high(Raw v) {
-    return {_mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi16(0x0f)),
-            _mm512_srli_epi16(v, 12)};
-  }
+  static OCTAVO_INLINE X4 broadcast4(const std::int8_t* p) { return {broadcast_4_bytes(p)}; }
   static OCTAVO_INLINE X broadcast(const std::int8_t* p) {
     const __m512i v = broadcast_4_bytes(p);
     return {_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), _mm512_srai_epi16(v, 8)};
@@ -92,6 +119,10 @@ struct DotWidened {
   static OCTAVO_INLINE I32 dot(I32 acc, W w, X x) {
     acc = _mm512_add_epi32(acc, _mm512_madd_epi16(w.even, x.even));
     return _mm512_add_epi32(acc, _mm512_madd_epi16(w.odd, x.odd));
+  }
+  static OCTAVO_INLINE I32 dot(I32 acc, W4 w, X4 x) {  // pairs are within ±3810
+    const __m512i pairs = _mm512_maddubs_epi16(w.codes, x.codes);
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
   }
 };
 

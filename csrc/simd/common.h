@@ -2,8 +2,9 @@
 // of it lives in anonymous namespaces, so that no symbol compiled for one ISA can serve another.
 //
 // The interface: `F32`, a vector of kLanes floats, with load, store, set1, add, sub, mul, div, fma,
-// vmax, vmin, vsqrt, round_even, pow2, select_greater, reduce_add, reduce_max; and an element
-// policy for bfloat16 beside `ElemF32` below. A policy has
+// vmax, vmin, vsqrt, round_even, pow2, select_greater, reduce_add, reduce_max, mask_greater,
+// mask_greater_equal, store_set_lanes; `LaneSums`, kLanes float64 sums, with zero_sums, accumulate,
+// store; and an element policy for bfloat16 beside `ElemF32` below. A policy has
 //     T, kStep            stored type; consecutive k that one 32-bit lane holds
 //     B                   kLanes lanes of kStep elements
 //     load, broadcast     B from memory: kLanes * kStep elements; kStep elements to all lanes
@@ -16,8 +17,10 @@
 // load_half (kLanes float16 to F32), store_int8 (integral values within ±127); and a policy of the
 // products, equal on every ISA:
 //     Raw                 kLanes columns of 4 bytes of weights, by load_raw
-//     W                   kLanes columns of 4 codes: all, low, high (nibbles) of a Raw
-//     X                   4 int8 activations in all lanes, by broadcast
+//     W                   kLanes columns of 4 codes: all bytes of a Raw
+//     W4                  the same of its low or high nibbles
+//     X, X4               4 int8 activations in all lanes, to go with W and with W4: by broadcast
+//                         and broadcast4
 //     dot                 acc + the sum over the 4 of w * x; wraps, never saturates
 //     kTileVectors        vectors of a tile row; kMaxRows: rows of a tile
 #pragma once
@@ -50,6 +53,18 @@ OCTAVO_INLINE float bits_float(std::uint32_t u) {
   float x;
   __builtin_memcpy(&x, &u, 4);
   return x;
+}
+
+// Where there is no faster way: what mask_greater says, as the lanes that are set. See avx512.h.
+OCTAVO_INLINE int store_set_lanes_one_by_one(const float* x, int first, unsigned mask,
+                                             std::int32_t* ids, float* values) {
+  int count = 0;
+  for (; mask; mask &= mask - 1) {
+    const int lane = __builtin_ctz(mask);
+    ids[count] = first + lane;
+    values[count++] = x[lane];
+  }
+  return count;
 }
 
 OCTAVO_INLINE float half_to_float(std::uint16_t h) {

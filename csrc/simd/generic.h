@@ -63,6 +63,25 @@ OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) {
   return mask;
 }
 
+OCTAVO_INLINE int store_set_lanes(const float* x, int first, unsigned mask, std::int32_t* ids,
+                                  float* values) {
+  return store_set_lanes_one_by_one(x, first, mask, ids, values);
+}
+
+typedef double F64x2 __attribute__((vector_size(16)));
+struct LaneSums {
+  F64x2 low, high;
+};
+OCTAVO_INLINE LaneSums zero_sums() { return {F64x2{0, 0}, F64x2{0, 0}}; }
+OCTAVO_INLINE void accumulate(LaneSums& sums, F32 v) {
+  sums.low += F64x2{v[0], v[1]};
+  sums.high += F64x2{v[2], v[3]};
+}
+OCTAVO_INLINE void store(double* p, const LaneSums& sums) {
+  __builtin_memcpy(p, &sums.low, sizeof sums.low);
+  __builtin_memcpy(p + 2, &sums.high, sizeof sums.high);
+}
+
 using I32 = I32x4;
 OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return I32{x, x, x, x}; }
 OCTAVO_INLINE I32 load_i32(const void* p) {
@@ -85,9 +104,11 @@ struct DotWidened {
     std::uint8_t code[4 * kLanes];
   };
   using W = Raw;
+  using W4 = W;
   struct X {
     std::int8_t code[4];
   };
+  using X4 = X;
   static constexpr int kTileVectors = 1;
   static constexpr int kMaxRows = 1;
 
@@ -97,15 +118,16 @@ struct DotWidened {
     return v;
   }
   static OCTAVO_INLINE W all(Raw v) { return v; }
-  static OCTAVO_INLINE W low(Raw v) {
+  static OCTAVO_INLINE W4 low(Raw v) {
     for (std::uint8_t& code : v.code) code &= 15;
     return v;
   }
-  static OCTAVO_INLINE W high(Raw v) {
+  static OCTAVO_INLINE W4 high(Raw v) {
     for (std::uint8_t& code : v.code) code >>= 4;
     return v;
   }
   static OCTAVO_INLINE X broadcast(const std::int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
+  static OCTAVO_INLINE X4 broadcast4(const std::int8_t* p) { return broadcast(p); }
   static OCTAVO_INLINE I32 dot(I32 acc, const W& w, const X& x) {
     U32x4 sum = (U32x4)acc;
     for (int lane = 0; lane < kLanes; ++lane) {

@@ -47,6 +47,23 @@ OCTAVO_INLINE unsigned lane_bits(uint32x4_t mask) {
 }
 OCTAVO_INLINE unsigned mask_greater(F32 a, F32 b) { return lane_bits(vcgtq_f32(a, b)); }
 OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) { return lane_bits(vcgeq_f32(a, b)); }
+OCTAVO_INLINE int store_set_lanes(const float* x, int first, unsigned mask, std::int32_t* ids,
+                                  float* values) {
+  return store_set_lanes_one_by_one(x, first, mask, ids, values);
+}
+
+struct LaneSums {
+  float64x2_t low, high;
+};
+OCTAVO_INLINE LaneSums zero_sums() { return {vdupq_n_f64(0.0), vdupq_n_f64(0.0)}; }
+OCTAVO_INLINE void accumulate(LaneSums& sums, F32 v) {
+  sums.low = vaddq_f64(sums.low, vcvt_f64_f32(vget_low_f32(v)));
+  sums.high = vaddq_f64(sums.high, vcvt_high_f64_f32(v));
+}
+OCTAVO_INLINE void store(double* p, const LaneSums& sums) {
+  vst1q_f64(p, sums.low);
+  vst1q_f64(p + 2, sums.high);
+}
 
 using I32 = int32x4_t;
 OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return vdupq_n_s32(x); }
@@ -66,14 +83,16 @@ OCTAVO_INLINE void store_int8(std::int8_t* p, F32 v) {
 struct DotWidened {
   using Raw = uint8x16_t;
   using W = uint8x16_t;
+  using W4 = W;
   using X = int16x8_t;
+  using X4 = X;
   static constexpr int kTileVectors = 4;
   static constexpr int kMaxRows = 2;
 
   static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) { return vld1q_u8(p); }
   static OCTAVO_INLINE W all(Raw v) { return v; }
-  static OCTAVO_INLINE W low(Raw v) { return vandq_u8(v, vdupq_n_u8(15)); }
-  static OCTAVO_INLINE W high(Raw v) { return vshrq_n_u8(v, 4); }
+  static OCTAVO_INLINE W4 low(Raw v) { return vandq_u8(v, vdupq_n_u8(15)); }
+  static OCTAVO_INLINE W4 high(Raw v) { return vshrq_n_u8(v, 4); }
   static OCTAVO_INLINE X broadcast(const std::int8_t* p) {
     std::int32_t quad;
     __builtin_memcpy(&quad, p, 4);
@@ -82,6 +101,7 @@ struct DotWidened {
   static OCTAVO_INLINE int32x4_t pairs(uint8x8_t w, X x) {
     return vpaddlq_s16(vmulq_s16(vreinterpretq_s16_u16(vmovl_u8(w)), x));
   }
+  static OCTAVO_INLINE X4 broadcast4(const std::int8_t* p) { return broadcast(p); }
   static OCTAVO_INLINE I32 dot(I32 acc, W w, X x) {
     return vaddq_s32(acc, vpaddq_s32(pairs(vget_low_u8(w), x), pairs(vget_high_u8(w), x)));
   }

@@ -205,7 +205,13 @@ def _check_logprobs(params: SamplingParams) -> None:
 
 
 def _check_extras(params: SamplingParams) -> None:
-    """Objects for logits processors, and these themselves."""
+    """Objects for logits processors, and these themselves; a trace beside a grammar."""
+    if params.trace_decode_token_ids and params.structured_outputs is not None:
+        raise RequestError(
+            "trace_decode_token_ids does not go with structured_outputs, whose grammar may forbid "
+            "what was recorded; leave one of them out",
+            param="trace_decode_token_ids",
+        )
     args = params.extra_args
     if args is not None:
         if not isinstance(args, dict) or not all(isinstance(name, str) for name in args):

@@ -53,7 +53,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         disable_additional_properties: objects have only the properties that the schema names,
             where it does not say otherwise.
         whitespace_pattern: a regular expression for white space between the parts of JSON; without
-            it, up to 16 characters.
+            it, a space, or a new line and up to 15 spaces or tabs.
     """
 
     json: str | dict[str, Any] | None = None

@@ -17,12 +17,15 @@ import msgspec
 
 from octavo.config.sections import ModelConfig
 from octavo.contracts.messages import EngineRequest, Thinking, engine_request_ids
-from octavo.contracts.sampling_limits import MAX_LOGPROB_VALUES
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.bad_words import encode_bad_words
+from octavo.engine.params_rules import (
+    check_logits_processors,
+    check_num_logprobs,
+    per_completion,
+)
 from octavo.engine.stop_regex import check_stop_regexes
 from octavo.errors import ModelError, PromptTooLongError, RequestError, shown
-from octavo.sample.custom import check_callables
 from octavo.sample.logits_processor import load_logits_processors
 from octavo.structured.sources import grammar_source
 from octavo.structured.vocabulary import Vocabulary
@@ -176,13 +179,13 @@ class InputProcessor:
             grammar = grammar_source(params.structured_outputs)
             params = msgspec.structs.replace(params, structured_outputs=None)
         check_stop_regexes(params.stop_regexes)
-        self._check_logits_processors(params)
+        check_logits_processors(params, self._logits_processors)
         bad_words = encode_bad_words(params.bad_words or (), self._tokenizer, self.vocab_size)
         thinking = self._thinking if params.thinking_token_budget is not None else None
         params = self._complete(params, len(token_ids))
-        self._check_num_logprobs(params, len(token_ids))
+        check_num_logprobs(params, len(token_ids), self.vocab_size)
         ids = engine_request_ids(request_id, params.num_sequences)
-        first, others = _per_completion(params)
+        first, others = per_completion(params)
         now = time.monotonic()
         requests = [
             EngineRequest(
@@ -317,51 +320,6 @@ class InputProcessor:
         seed = self._draw_seed() if params.seed is None else params.seed
         return msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed)
 
-    def _check_logits_processors(self, params: SamplingParams) -> None:
-        """Callables, and what the engine's processors say of `extra_args`. Raises RequestError."""
-        check_callables(params.logits_processors or ())
-        if params.extra_args and not self._logits_processors:
-            raise RequestError(
-                "extra_args are for logits processors, and the engine has none; start it with "
-                "logits_processors, or leave them out",
-                param="extra_args",
-            )
-        for kind in self._logits_processors:
-            try:
-                kind.validate_params(params)
-            except RequestError:
-                raise
-            except Exception as error:
-                raise RequestError(f"{kind.__name__}: {error}", param="extra_args") from error
-
-    def _check_num_logprobs(self, params: SamplingParams, num_prompt_tokens: int) -> None:
-        """Refuse more log probabilities than the memory of one request may hold."""
-        for name, k, listed, num_tokens in (
-            ("logprobs", params.logprobs, params.logprob_token_ids, params.max_tokens or 0),
-            (
-                "prompt_logprobs",
-                params.prompt_logprobs,
-                params.prompt_logprob_token_ids,
-                num_prompt_tokens - params.prompt_logprob_start,
-            ),
-        ):
-            if k is None:
-                continue
-            per_token = 1 + (self.vocab_size if k == -1 else k) + len(listed or ())
-            if num_tokens * per_token > MAX_LOGPROB_VALUES:
-                raise RequestError(
-                    f"{name}={k} of up to {num_tokens} tokens are {num_tokens * per_token} log "
-                    f"probabilities; at most {MAX_LOGPROB_VALUES}: ask for fewer, or for those of "
-                    "fewer tokens",
-                    param=name,
-                )
-        if params.prompt_logprob_start > num_prompt_tokens:
-            raise RequestError(
-                f"prompt_logprob_start={params.prompt_logprob_start} is behind the prompt's "
-                f"{num_prompt_tokens} tokens",
-                param="prompt_logprob_start",
-            )
-
     @cached_property
     def _thinking(self) -> Thinking:
         """The model's marks. Raises RequestError where it cannot have any."""
@@ -383,18 +341,6 @@ class InputProcessor:
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
         return (z ^ (z >> 31)) >> 1
-
-
-def _per_completion(params: SamplingParams) -> tuple[SamplingParams, SamplingParams]:
-    """The parameters of the first completion and of the others. One is enough to tell about the
-    prompt; the others share what it computed. A ranking needs the log probability of each."""
-    first = params
-    if params.best_of is not None and params.logprobs is None:
-        first = msgspec.structs.replace(params, logprobs=0)
-    if params.prompt_logprobs is None:
-        return first, first
-    without = {"prompt_logprobs": None, "prompt_logprob_token_ids": None, "prompt_logprob_start": 0}
-    return first, msgspec.structs.replace(first, **without)
 
 
 _GENERATION_CONFIG_FIELDS = {

@@ -70,12 +70,18 @@ class SamplingOps(ABC):
     counts as -inf. Ops that edit do so in place; their arithmetic is float32, in the order given
     here, the same to the bit in every back end.
 
-    The draw (`sample`), the same in every back end: one uniform number u per row from the
-    counter-based stream (`kernels.rng`), and inverse transform in order of token id over the
-    weights exp((logit - max) / T) of the tokens that top-k, top-p and min-p keep: the first id
-    whose running sum exceeds u * total (sums in float64). Filters: temperature, then min_p relative
-    to the most likely, then top-k, then top-p over what top-k kept (vLLM's order); the most likely
-    token always stays; ties in a cut go to the lower id.
+    The draw (`sample`), the same to the bit in every back end: one uniform number u per row from
+    the counter-based stream (`kernels.rng`), and inverse transform in order of token id over the
+    weights of the tokens that the filters keep: the first id whose running sum exceeds u * total.
+
+    Weights: z = (logit - max) * (1 / T), then e^z, both in float32 (`torch_sampling` has the steps;
+    relative error of e^z below 2e-7), rounded to a multiple of 2^-34. The largest is 1, so that
+    float64 sums of up to 2^19 weights are exact, in whatever order they are added. A token that is
+    2^35 times less likely than the first has no weight.
+
+    Filters, in vLLM's order: min_p keeps z >= float32(log(min_p)); top-k the k most likely of
+    these; top-p the fewest most likely of these that together weigh top_p of what these do. The
+    most likely token always stays; among equal logits the lower id is the more likely.
     """
 
     # ---- edits
@@ -111,9 +117,8 @@ class SamplingOps(ABC):
     @abstractmethod
     def process(self, logits: Any, rows: np.ndarray, sampling: SamplingRows) -> None:
         """What `sample` draws from, as logits: logits / max(temperature, 1e-30), and -inf for the
-        tokens that the filters drop (where there is any, for those too that are 1e38 times less
-        likely than the first). Greedy rows stay as they are. rows [n] int32, rising; n entries in
-        `sampling`."""
+        tokens that the filters drop. Greedy rows stay as they are. rows [n] int32, rising; n
+        entries in `sampling`."""
 
     # ---- results
 

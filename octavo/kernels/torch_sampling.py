@@ -1,7 +1,9 @@
-"""Sampling ops in torch: the specification of `SamplingOps`, one row after the other. Results are
-computed in float64, edits in float32."""
+"""Sampling ops in torch: the specification of `SamplingOps`, one row after the other. Edits and
+weights are computed in float32, in single operations; sums and log probabilities in float64."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -10,8 +12,10 @@ from octavo.errors import KernelError
 from octavo.kernels.rng import uniform
 from octavo.kernels.sampling_ops import PenaltyRows, SamplingOps, SamplingRows
 
-_LEAST_DIVISOR = 1e-30
-_LEAST_WEIGHT = 1e-38
+_LEAST_DIVISOR = np.float32(1e-30)
+_LEAST_EXPONENT = -25.0  # its weight is 0
+_ROUNDING = 2.0**-11  # adding and taking it away leaves a multiple of 2^-34
+_POLYNOMIAL = (8.312524296e-3, 4.189011455e-2, 1.666711420e-1, 4.999923110e-1, 1.0, 1.0)
 
 
 class TorchSampling(SamplingOps):
@@ -27,7 +31,7 @@ class TorchSampling(SamplingOps):
         if bitmask.shape != (len(rows), num_words):
             raise KernelError(f"a bitmask of {bitmask.shape} for {len(rows)} rows of {num_words}")
         bits = torch.from_numpy(bitmask)[:, :, None] >> torch.arange(32, dtype=torch.int32) & 1
-        allowed = bits.reshape(len(rows), -1)[:, : logits.shape[1]].bool()
+        allowed = bits.reshape(len(rows), 32 * num_words)[:, : logits.shape[1]].bool()
         logits[_index(rows)] = logits[_index(rows)].masked_fill(~allowed, -torch.inf)
 
     def add_bias(
@@ -53,15 +57,13 @@ class TorchSampling(SamplingOps):
 
     def process(self, logits: torch.Tensor, rows: np.ndarray, sampling: SamplingRows) -> None:
         for i, row in enumerate(rows.tolist()):
-            temperature = float(sampling.temperature[i])
-            if temperature == 0:
+            temperature = sampling.temperature[i]
+            x = _without_nan(logits[row])
+            if temperature == 0 or not x.max().isfinite():
                 continue
-            x = _finite(logits[row])
-            weights, keep = _filter(x, sampling, i)
-            if not keep.all():
-                keep &= weights >= _LEAST_WEIGHT
-            x = x / max(temperature, float(np.float32(_LEAST_DIVISOR)))
-            logits[row] = x.masked_fill(~keep, -torch.inf).float()
+            _, keep = _filter(x, sampling, i)
+            divisor = float(max(temperature, _LEAST_DIVISOR))
+            logits[row] = (x / divisor).masked_fill(~keep, -torch.inf)
 
     # ---- results
 
@@ -71,7 +73,7 @@ class TorchSampling(SamplingOps):
                 f"{len(rows.temperature)} sampling rows for {len(logits)} logits rows"
             )
         draws = uniform(rows.seed, rows.position, rows.sample_index)
-        ids = [_sample_row(row, rows, i, float(draws[i])) for i, row in enumerate(_finite(logits))]
+        ids = [_sample_row(_without_nan(x), rows, i, float(draws[i])) for i, x in enumerate(logits)]
         return np.array(ids, dtype=np.int32)
 
     def logprobs(
@@ -91,7 +93,7 @@ class TorchSampling(SamplingOps):
         values = np.empty((n, 1 + k), dtype=np.float32)
         ranks = np.empty(n, dtype=np.int32)
         for i, (row, token) in enumerate(zip(rows.tolist(), token_ids.tolist())):
-            x = _finite(logits[row])
+            x = _without_nan(logits[row]).double()
             best = _by_likelihood(x)[:k]
             chosen = torch.cat([torch.tensor([token]), best])
             all_values = torch.log_softmax(x, dim=0) if normalized else x
@@ -105,9 +107,9 @@ def _index(values: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(values).long()
 
 
-def _finite(logits: torch.Tensor) -> torch.Tensor:
-    """float64, NaN as -inf."""
-    return logits.double().masked_fill(logits.isnan(), -torch.inf)
+def _without_nan(logits: torch.Tensor) -> torch.Tensor:
+    """NaN as -inf."""
+    return logits.masked_fill(logits.isnan(), -torch.inf)
 
 
 def _by_likelihood(logits: torch.Tensor) -> torch.Tensor:
@@ -115,15 +117,35 @@ def _by_likelihood(logits: torch.Tensor) -> torch.Tensor:
     return torch.sort(logits, descending=True, stable=True).indices
 
 
+def _scaled(logits: torch.Tensor, temperature: np.float32) -> torch.Tensor:
+    """z = (logit - max) / T of a row [V] float32."""
+    with np.errstate(over="ignore"):
+        inverse = min(np.float32(1) / temperature, np.finfo(np.float32).max)
+    return (logits - logits.max()) * float(inverse)
+
+
+def _weights(z: torch.Tensor) -> torch.Tensor:
+    """e^z [V] float64, to a multiple of 2^-34. Cody and Waite's reduction by multiples of log 2,
+    then a minimax polynomial; the steps are those of csrc/kernels/sampling.inl.h."""
+    z = z.clamp(min=_LEAST_EXPONENT)
+    n = (z * 1.442695041).round()
+    r = (z - n * 0.693359375) + n * 2.12194440e-4
+    e = torch.full_like(r, _POLYNOMIAL[0])
+    for coefficient in _POLYNOMIAL[1:]:
+        e = e * r + coefficient
+    e = e * (n.int() + 127 << 23).view(torch.float32)  # 2^n
+    return ((e + _ROUNDING) - _ROUNDING).double()
+
+
 def _filter(logits: torch.Tensor, rows: SamplingRows, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a row [V] float64 whose temperature is not 0: all weights, and which tokens stay."""
-    top_k, top_p = int(rows.top_k[i]), float(rows.top_p[i])
+    """Of a row [V] float32 whose temperature is not 0: all weights, and which tokens stay."""
+    top_k, top_p, min_p = int(rows.top_k[i]), float(rows.top_p[i]), float(rows.min_p[i])
     order = _by_likelihood(logits)
-    best = logits[order[0]]
-    weights = torch.exp((logits - best) / float(rows.temperature[i]))
-    weights = torch.where(logits == best, 1.0, weights)
-    # The most likely token has weight 1, so min_p <= 1 always keeps it.
-    keep = weights >= float(rows.min_p[i])
+    z = _scaled(logits, rows.temperature[i])
+    weights = _weights(z)
+    keep = torch.ones_like(z, dtype=torch.bool)
+    if min_p > 0:
+        keep = z >= float(np.float32(math.log(min(min_p, 1.0))))
     if top_k > 0:
         keep[order[top_k:]] = False
     if top_p < 1:
@@ -136,8 +158,10 @@ def _filter(logits: torch.Tensor, rows: SamplingRows, i: int) -> tuple[torch.Ten
 
 
 def _sample_row(logits: torch.Tensor, rows: SamplingRows, i: int, draw: float) -> int:
-    if rows.temperature[i] == 0:
+    if rows.temperature[i] == 0 or not logits.max().isfinite():
         return int(_by_likelihood(logits)[0])
     weights, keep = _filter(logits, rows, i)
-    running = (weights * keep).cumsum(0)
-    return int(torch.searchsorted(running, draw * running[-1], right=True))
+    ids = (weights * keep).nonzero().squeeze(1)
+    running = weights[ids].cumsum(0)
+    drawn = torch.searchsorted(running, draw * running[-1], right=True)
+    return int(ids[min(int(drawn), len(ids) - 1)])  # rounding may hide the total's last bit

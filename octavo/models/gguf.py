@@ -19,7 +19,7 @@ import numpy as np
 
 from octavo.contracts.tensor import DType, HostTensor
 from octavo.errors import UnsupportedModelError, WeightsError
-from octavo.models.mapping import map_file
+from octavo.models.mapping import PageReleaser, map_file
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -85,6 +85,10 @@ class GGUFFile:
             raise UnsupportedModelError(f"{path}: {error}") from None
         except _Broken as error:
             raise WeightsError(f"{path}: {error}") from None
+
+    def page_releaser(self) -> PageReleaser:
+        """Of this file's map, for a pass over its tensors."""
+        return PageReleaser(self._map)
 
     def tensor(self, name: str) -> HostTensor:
         """One tensor. Types that `DType` has, and that have rows, stay as they are stored, without

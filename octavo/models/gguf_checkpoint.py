@@ -33,6 +33,7 @@ class GGUFCheckpoint:
 
     def weights(self) -> Iterator[tuple[str, HostTensor]]:
         """All tensors but known extras. Types without a `DType` are dequantized when they come."""
+        pages = self._file.page_releaser()
         for stored_name in self._file.tensors:
             name = hf_name(stored_name, self._architecture.block_names)
             if name is None:
@@ -44,3 +45,4 @@ class GGUFCheckpoint:
             if self._architecture.norm_offset and name.endswith("norm.weight"):
                 tensor = HostTensor.of(tensor.to_float32() - self._architecture.norm_offset)
             yield name, tensor
+            pages.passed(tensor.data.nbytes)

@@ -9,6 +9,8 @@ from typing import Any
 
 from octavo.errors import ModelError, WeightsError
 
+_RELEASE_BYTES = 32 << 20
+
 MAX_JSON_BYTES = 256 << 20  # the largest tokenizer.json in use is about 35 MB
 
 
@@ -25,6 +27,26 @@ def map_file(path: Path) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
         raise WeightsError(f"{path} cannot be read: {error}") from error
+
+
+class PageReleaser:
+    """Hands pages of a map back while its tensors stream by, so that loading holds a little of the
+    file in memory beside what is made of it. A page that is asked for again is read again.
+
+    Args:
+        mapping: of `map_file`.
+    """
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._mapping = mapping
+        self._num_bytes = 0
+
+    def passed(self, num_bytes: int) -> None:
+        """So many more bytes were looked at."""
+        self._num_bytes += num_bytes
+        if self._num_bytes >= _RELEASE_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED)
+            self._num_bytes = 0
 
 
 def read_text(path: Path) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from octavo.contracts.tensor import DType, HostTensor
 from octavo.errors import UnsupportedModelError, WeightsError, shown
-from octavo.models.mapping import map_file, read_json_object
+from octavo.models.mapping import PageReleaser, map_file, read_json_object
 
 _MAX_HEADER_BYTES = 100_000_000  # as the safetensors library
 _MAX_DIMS = 8
@@ -77,6 +77,10 @@ class SafetensorsFile:
         if not data.flags.aligned:  # the header's length decides
             data = data.copy()
         return HostTensor(data.reshape(shape), dtype, shape)
+
+    def page_releaser(self) -> PageReleaser:
+        """Of this file's map, for a pass over its tensors."""
+        return PageReleaser(self._map)
 
     def _header(self) -> tuple[dict[str, Any], int]:
         """The parsed header, and where the data starts."""
@@ -148,8 +152,11 @@ class SafetensorsCheckpoint:
     def weights(self) -> Iterator[tuple[str, HostTensor]]:
         """All tensors, file by file, in the order of their bytes."""
         for file in self._files:
+            pages = file.page_releaser()
             for name in sorted(file.tensors, key=lambda n: file.tensors[n][2]):
-                yield name, file.tensor(name)
+                tensor = file.tensor(name)
+                yield name, tensor
+                pages.passed(tensor.data.nbytes)
 
 
 def _read_index(path: Path) -> dict[str, set[str]]:

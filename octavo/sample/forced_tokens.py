@@ -11,7 +11,7 @@ from octavo.contracts.messages import Thinking
 from octavo.contracts.step import NewRequestData
 from octavo.kernels.sampling_ops import SamplingOps
 from octavo.sample.params_state import sampling_params_of
-from octavo.sample.stage import LogitsStage, RequestRows, SampleBatch
+from octavo.sample.stage import LogitsStage, MaskedRows, RequestRows, SampleBatch
 
 
 class ThinkingBudget:
@@ -94,6 +94,8 @@ class ForcedTokens(LogitsStage):
     def rows_to_edit(self, batch: SampleBatch) -> np.ndarray | None:
         self._forced = {}
         self._find_by_budget(batch)
+        if batch.grammar is not None:
+            self._leave_to(batch.grammar)
         self._find_by_trace(batch)
         return np.array(sorted(self._forced), dtype=np.int64) if self._forced else None
 
@@ -119,6 +121,13 @@ class ForcedTokens(LogitsStage):
             token_id = budget.forced(context[:num_certain], context[num_certain:position])
             if token_id is not None:
                 self._forced[index] = token_id
+
+    def _leave_to(self, grammar: MaskedRows) -> None:
+        """What a request's grammar forbids is not forced."""
+        for row, bits in zip(grammar.rows.tolist(), grammar.bitmask):
+            token_id = self._forced.get(row)
+            if token_id is not None and not int(bits[token_id >> 5]) >> (token_id & 31) & 1:
+                del self._forced[row]
 
     def _find_by_trace(self, batch: SampleBatch) -> None:
         found = self._traces.find(batch.rows)

@@ -95,8 +95,9 @@ class Sampler:
             BatchProcessor(kind, num_rows=num_rows, vocab_size=vocab_size)
             for kind in logits_processors
         ]
+        self._grammar_mask = GrammarMask()
         self._edits: tuple[LogitsStage, ...] = (
-            GrammarMask(),
+            self._grammar_mask,
             AllowedTokens(num_rows, vocab_size),
             BadWords(num_rows),
             MinTokens(num_rows, vocab_size),
@@ -153,6 +154,11 @@ class Sampler:
         draws = self._draws.gather(batch.rows, batch.positions)
         if late_edits:
             self._edit_after_temperature(logits, batch, draws, late_edits)
+        if batch.grammar is not None and any(
+            isinstance(stage, (BatchProcessor, RequestProcessors))
+            for stage, _ in (*edits, *late_edits)
+        ):  # which may have made likely what the grammar forbids
+            self._grammar_mask.apply(ops, logits, batch, batch.grammar.rows)
         token_ids = ops.sample(logits, draws)
         failed = self._failures(logits, token_ids) | batch.failed
         if wanted is None:

@@ -40,9 +40,7 @@ def native_text(source: GrammarSource) -> str:
     if source.kind == "gbnf":
         try:
             return any_to_lark(source.text)
-        except (ValueError, RecursionError, LookupError) as error:
-            raise GrammarError(clean_error(str(error))) from None
-        except Exception as error:  # the converter's own class
+        except Exception as error:  # the converter's own class, or what its recursion meets
             raise GrammarError(clean_error(str(error))) from None
     return source.text
 

@@ -65,6 +65,7 @@ class GrammarCompiler:
         self._num_bytes = 0
         self._num_submitted = 0
         self._thread: threading.Thread | None = None
+        self._probe: Probe | None = None
         self._is_closed = False
 
     def result(self, source: GrammarSource) -> Compiled | None:
@@ -95,13 +96,15 @@ class GrammarCompiler:
                 self._pending.discard(source)
 
     def close(self) -> None:
-        """Stop the thread, after what it is at."""
+        """Stop the thread. What this process compiles it compiles to its end: seconds."""
         with self._lock:
             self._is_closed = True
             self._queue.clear()
             self._pending.clear()
             self._lock.notify()
         if self._thread is not None:
+            if self._probe is not None:
+                self._probe.kill()
             self._thread.join()
 
     # ---------------------------------------------------------------- the thread
@@ -119,7 +122,7 @@ class GrammarCompiler:
             self._fail_all(f"structured outputs cannot be used: {error}")
             return
         logger.info("grammars: vocabulary ready in %.1f s", time.monotonic() - start)
-        probe = Probe(vocabulary)
+        probe = self._probe = Probe(vocabulary)
         try:
             while (source := self._next()) is not None:
                 self._keep(source, self._compile(probe, tokenizer, source))

@@ -69,17 +69,13 @@ class StructuredOutputs(SchedulerHook):
     Args:
         vocabulary: makes the model's vocabulary, when the first grammar comes.
         vocab_size: columns of the logits.
-        jump: offer tokens that a grammar leaves no choice about as drafts.
     """
 
     name = error_param = "structured_outputs"
 
-    def __init__(
-        self, vocabulary: Callable[[], Vocabulary], *, vocab_size: int, jump: bool = True
-    ) -> None:
+    def __init__(self, vocabulary: Callable[[], Vocabulary], *, vocab_size: int) -> None:
         self._compiler = GrammarCompiler(vocabulary)
         self._num_words = -(-vocab_size // _WORD)
-        self._jump = jump
         self._requests: dict[str, _Constrained] = {}
 
     def close(self) -> None:
@@ -172,8 +168,6 @@ class StructuredOutputs(SchedulerHook):
         """What must come next, where the masks leave one token, of those of the requests whose
         grammar says so; as drafts, which are verified like any others."""
         forced: dict[str, list[int]] = {}
-        if not self._jump:
-            return forced
         for request_id in request_ids:
             constrained = self._requests.get(request_id)
             matcher = None if constrained is None else constrained.catch_up()

@@ -90,6 +90,11 @@ class Probe:
             return Verdict(error=_TOO_MUCH)
         return msgspec.msgpack.decode(data, type=Verdict)
 
+    def kill(self) -> None:
+        """End what the process is at, from another thread."""
+        if (process := self._process) is not None:
+            process.kill()
+
     def close(self) -> None:
         """End the process. `check` starts another one."""
         process, self._process = self._process, None

@@ -9,8 +9,9 @@ from typing import Any
 from octavo.contracts.structured_outputs import GrammarSource, StructuredOutputsParams
 from octavo.errors import RequestError, shown
 
-DEFAULT_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
-"""JSON allows any amount between its parts, and a model may not find its way out of it."""
+DEFAULT_WHITESPACE = r"( |\r?\n[ \t]{0,15})"
+"""White space between the parts of JSON: a space, or a new line and its indentation. JSON allows
+any amount, and a model may not find its way out of it."""
 
 # Keywords of JSON Schema with a schema, a list of schemas, or a map of schemas.
 _SCHEMA = (

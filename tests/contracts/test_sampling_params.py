@@ -35,6 +35,7 @@ from octavo.contracts.sampling_params import (
     RequestOutputKind,
     SamplingParams,
 )
+from octavo.contracts.structured_outputs import StructuredOutputsParams
 from octavo.errors import RequestError
 
 NAN, INF = math.nan, math.inf
@@ -411,6 +412,14 @@ def test_listed_ids_ask_for_log_probabilities() -> None:
 def test_prompt_logprobs_do_not_read_the_cache() -> None:
     with pytest.raises(RequestError, match="skip_reading_prefix_cache=False cannot be had"):
         SamplingParams(prompt_logprobs=1, skip_reading_prefix_cache=False)
+
+
+def test_a_trace_does_not_go_with_a_grammar() -> None:
+    with pytest.raises(RequestError, match="does not go with structured_outputs") as caught:
+        SamplingParams(
+            structured_outputs=StructuredOutputsParams(regex="a+"), trace_decode_token_ids=[1]
+        )
+    assert caught.value.param == "trace_decode_token_ids"
 
 
 def test_a_regex_needs_text() -> None:

@@ -154,6 +154,22 @@ def test_grammars(model: LLM) -> None:
             lark.Lark(grammar).parse(text)
 
 
+@pytest.mark.parametrize("bias", [["198", "1116", "256", "216"], ["198"], ["216", "256"]])
+def test_white_space_ends_however_much_it_is_wanted(model: LLM, bias: list[str]) -> None:
+    """vllm-project/vllm#44619: new lines, spaces and runs of them have a bias of 100."""
+    schema = record(a={"type": "integer", "maximum": 99})
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=64,
+        logit_bias=dict.fromkeys(map(int, bias), 100.0),
+        structured_outputs=StructuredOutputsParams(json=schema),
+    )
+    (output,) = model.generate(PROMPT, params, use_tqdm=False)
+    assert output.outputs[0].finish_reason == "stop"
+    jsonschema.validate(json.loads(output.outputs[0].text), schema)
+    assert max(map(len, re.findall(r"\s+", output.outputs[0].text))) <= 16
+
+
 LITERAL = "Zoë → 你好, 👨‍👩‍👧‍👦 🇫🇷 e\u0301 🌶️ end"
 
 

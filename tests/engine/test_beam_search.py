@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo.config.sections import ModelConfig
 from octavo.contracts.beam_search_params import BeamSearchParams
+from octavo.contracts.messages import CompletionOutput, Logprob, RequestOutput
 from octavo.contracts.step import SchedulerOutput
-from octavo.engine.beam_search import BeamSearchOutput
+from octavo.engine.beam_search import BeamSearchOutput, begin_beam_search
+from octavo.engine.input_processor import InputProcessor
 from octavo.entrypoints.llm import LLM
 from octavo.errors import RequestError
 from tests.e2e.lab import TINY_VOCAB, write_tiny
+from tests.engine.fakes import ByteTokenizer
 
 EOS = 256
 LENGTHS = (1, 17, 33)
@@ -182,3 +186,39 @@ def test_what_does_not_fit_is_refused(llm: LLM) -> None:
         llm.beam_search([[1]], BeamSearchParams(beam_width=128, max_tokens=127))
     with pytest.raises(RequestError, match="must be BeamSearchParams"):
         llm.beam_search([[1]], object())  # type: ignore[arg-type]
+
+
+def search_over(table: list[dict[int, float]], **options: Any) -> list[tuple[list[int], float]]:
+    """A search where the log probabilities of token i + 1 depend on i alone: (output, score)."""
+    processor = InputProcessor(
+        ModelConfig(max_model_len=64),
+        ByteTokenizer(),  # type: ignore[arg-type]
+        vocab_size=259,
+        generation_config={},
+    )
+    params = BeamSearchParams(max_tokens=len(table), **options)
+    search = begin_beam_search(processor, "r", "prompt", params)
+    for position in table:
+        assert not search.done
+        outputs = []
+        for request in search.next_requests():
+            logprobs = [{i: Logprob(value, 1) for i, value in position.items()}]
+            completion = CompletionOutput(0, "", [0], logprobs=logprobs, finish_reason="length")
+            outputs.append(RequestOutput(request.request_id, None, [], [completion], finished=True))
+        search.take(outputs)
+    assert search.done
+    found = search.output(ByteTokenizer())  # type: ignore[arg-type]
+    return [(s.tokens[len("prompt") :], s.score) for s in found.sequences]
+
+
+def test_equal_scores_go_to_the_earlier_beam_and_the_lower_id() -> None:
+    table = [{9: -1.0, 3: -1.0, 7: -1.0}] * 2
+    expected = [([3, 3], -1.0), ([3, 7], -1.0), ([3, 9], -1.0)]
+    assert search_over(table, beam_width=3) == expected
+    assert search_over([dict.fromkeys((7, 3, 9), -1.0)] * 2, beam_width=3) == expected
+
+
+def test_what_cannot_come_is_no_candidate() -> None:
+    table = [{1: -1.0, 2: -float("inf")}, {1: -0.5, 2: -0.7}]
+    found = search_over(table, beam_width=3, length_penalty=0.0)
+    assert found == [([1, 1], -1.5), ([1, 2], -1.7)]

@@ -18,6 +18,7 @@ SHOWN = {
     "05_parallel_sampling.py": ("0: ", "3: ", "mean logprob"),
     "06_beam_search.py": ("greedy", "beam", "(length)"),
     "07_logits_processors.py": ("plain: ", "no repeats: ", "boosted: '!!!"),
+    "08_structured_outputs.py": ("An animal as JSON: ' → '{", "(stop)", "legs: "),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.errors import RequestError
 from octavo.sample.custom import BatchProcessor, RequestProcessors, batch_update, check_callables
+from octavo.sample.stage import MaskedRows
 from tests.sample.lab import (
     NUM_ROWS,
     VOCAB,
@@ -223,3 +225,36 @@ def test_a_failure_ends_its_requests_and_it_starts_anew() -> None:
     assert not sampler.sample(random_logits(4, 1), batch_of(rest)).failed
     assert len(Rows.made) == 2
     assert len(Rows.made[1].rows) == 1
+
+
+def only(*token_ids: int) -> MaskedRows:
+    """A grammar that allows these in logits row 0."""
+    bits = np.zeros(64, dtype=bool)
+    bits[list(token_ids)] = True
+    return MaskedRows(
+        rows=np.array([0], np.int32),
+        bitmask=np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)[None],
+    )
+
+
+def test_a_grammar_has_the_last_word() -> None:
+    """Whatever processors make likely: a request's, the engine's, before and after temperature."""
+
+    def wants_nine(output: list[int], logits: np.ndarray) -> None:
+        logits[9] = 100.0
+
+    class Nine(Sharpen):
+        def apply(self, logits: np.ndarray) -> np.ndarray | None:
+            logits[:, 9] = 1000.0
+            return None
+
+    for params, kinds in (
+        (greedy(logits_processors=[wants_nine]), []),
+        (SamplingParams(seed=1, logits_processors=[wants_nine]), []),
+        (greedy(extra_args={"shift": 100.0}), [Shift]),
+        (SamplingParams(seed=1, extra_args={"sharpen": 1}), [Nine]),
+    ):
+        requests = {0: new(params)}
+        sampler = make_sampler(NumpyBackend(), requests, logits_processors=kinds)
+        batch = replace(batch_of(requests), grammar=only(5))
+        assert sampler.sample(random_logits(0, 1), batch).token_ids.tolist() == [5]

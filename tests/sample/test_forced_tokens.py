@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,18 @@ from octavo.contracts.messages import Thinking
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.kernels.ops import Backend
 from octavo.sample.forced_tokens import ForcedTokens, ThinkingBudget
-from tests.sample.lab import NUM_ROWS, VOCAB, NumpyBackend, edit, new, random_logits, run
+from tests.sample.lab import (
+    NUM_ROWS,
+    VOCAB,
+    NumpyBackend,
+    batch_of,
+    edit,
+    make_sampler,
+    new,
+    random_logits,
+    run,
+)
+from tests.sample.test_custom import only
 
 START, END = [1, 2], [3, 4, 5]
 
@@ -117,3 +129,16 @@ def test_over_all_else(backend: Backend) -> None:
         x[7] - np.log(np.exp(x - x.max()).sum()) - x.max(), abs=1e-5
     )
     assert VOCAB > 40
+
+
+@pytest.mark.parametrize(("allowed", "token"), [([3, 7], 3), ([7], 7)])
+def test_what_a_grammar_forbids_is_not_forced(allowed: list[int], token: int) -> None:
+    params = SamplingParams(temperature=0, seed=0, thinking_token_budget=1)
+    requests = {
+        0: new(params, prompt=[9], output=[1, 2, 8], thinking=Thinking(START, END)),
+    }
+    logits = np.zeros((1, VOCAB), dtype=np.float32)
+    logits[0, [7, 30]] = 5.0, 9.0
+    sampler = make_sampler(NumpyBackend(), requests)
+    batch = replace(batch_of(requests), grammar=only(*allowed))
+    assert sampler.sample(logits, batch).token_ids.tolist() == [token]

@@ -10,10 +10,10 @@ from octavo.kernels.sampling_ops import PenaltyRows, SamplingOps, SamplingRows
 FLOAT32_MAX = np.finfo(np.float32).max
 
 
-def keep(
+def keep_ids(
     logits: np.ndarray, *, temperature: float, top_k: int, top_p: float, min_p: float
-) -> np.ndarray:
-    """Weights [V] float64 of the tokens that the filters keep, 0 for the others. T > 0."""
+) -> tuple[np.ndarray, list[int]]:
+    """All weights [V] float64, and the ids that the filters keep, most likely first. T > 0."""
     x = logits.astype(np.float64)
     order = np.lexsort((np.arange(len(x)), -x))
     with np.errstate(all="ignore"):
@@ -29,7 +29,13 @@ def keep(
             if running >= top_p * total:
                 break
         kept = kept[:last]
-    out = np.zeros(len(x))
+    return weights, kept
+
+
+def keep(logits: np.ndarray, **filters: float) -> np.ndarray:
+    """Weights [V] float64 of the tokens that the filters keep, 0 for the others."""
+    weights, kept = keep_ids(logits, **filters)  # type: ignore[arg-type]
+    out = np.zeros(len(weights))
     out[kept] = weights[kept]
     return out
 
@@ -72,10 +78,11 @@ class TwinSampling(SamplingOps):
             top_k, top_p = int(sampling.top_k[i]), float(sampling.top_p[i])
             min_p = float(sampling.min_p[i])
             x = np.where(np.isnan(logits[row]), -np.inf, logits[row])
-            kept = keep(x, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+            _, kept = keep_ids(x, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
             divisor = np.float32(max(temperature, 1e-30))
-            if 0 < top_k < len(x) or top_p < 1 or min_p > 0:
-                x = np.where(kept > 1e-38, x, -np.inf)
+            dropped = np.ones(len(x), dtype=bool)
+            dropped[kept] = False
+            x = np.where(dropped, -np.inf, x)
             logits[row] = x / divisor
 
     def sample(self, logits: np.ndarray, rows: SamplingRows) -> np.ndarray:

@@ -141,3 +141,16 @@ def test_nothing_is_compiled_after_the_end(compiler: GrammarCompiler) -> None:
     compiler.close()
     compiler.close()
     assert compiler.result(regex("a")) is None
+
+
+def test_the_end_waits_for_no_hostile_grammar() -> None:
+    """The process that tries it is killed."""
+    terminals = "\n".join(f'A{i}: A{i + 1} "y"' for i in range(9000))
+    compiler = GrammarCompiler(vocabulary)
+    wait_for(compiler, regex("a"))
+    assert compiler._probe is not None
+    process = compiler._probe._process
+    assert process is not None
+    compiler.result(GrammarSource("lark", f'start: A0\n{terminals}\nA9000: "x"'))
+    compiler.close()
+    assert process.poll() is not None

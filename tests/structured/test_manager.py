@@ -191,5 +191,3 @@ class TestForcedTokens:
         assert list(manager.forced_token_ids(["a", "plain"])) == ["a"]
         manager.on_finish(request)
         assert not manager.forced_token_ids(["a"])
-        still = StructuredOutputs(vocabulary, vocab_size=VOCAB_SIZE, jump=False)
-        assert not still.forced_token_ids(["a"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -161,6 +162,48 @@ def pipeline(
     fetch_model(engine.model)
     with started(engine, depth, is_served=served) as (drivers, vocab_size):
         report = run(drivers, options, model=engine.model.model, vocab_size=vocab_size)
+    _print(report, as_json, output)
+
+
+@app.command("sampler")
+def sampler(
+    num_rows: Annotated[int, _count("Requests in a step.")] = 64,
+    vocab_size: Annotated[int, _count("Tokens of the vocabulary.")] = 49152,
+    num_tokens: Annotated[int, _count("Tokens of a request's context, for penalties.")] = 256,
+    rounds: Annotated[int, _count("Steps per kind; the median counts.")] = 15,
+    num_threads: Annotated[
+        int | None, _count("Threads. Default: one per core that this process may use.")
+    ] = None,
+    peer_python: Annotated[
+        Path | None,
+        typer.Option(help="Python of an environment with vLLM: its sampler, on the same logits."),
+    ] = None,
+    workload_seed: Seed = 0,
+    as_json: Json = False,
+    output: Output = None,
+) -> None:
+    """Choosing the tokens of one step, by kind of request. Beside it the ops' torch twin, where
+    torch is installed."""
+    from octavo.contracts.tensor import DType
+    from octavo.entrypoints.bench.sampler import SamplerOptions, run
+    from octavo.kernels.registry import create_backend
+
+    options = SamplerOptions(
+        num_rows=num_rows,
+        vocab_size=vocab_size,
+        num_tokens=num_tokens,
+        rounds=rounds,
+        num_threads=num_threads,
+        seed=workload_seed,
+    )
+    with ExitStack() as opened:
+        backends = {
+            "octavo": opened.enter_context(closing(create_backend("cpu", DType.F32, num_threads)))
+        }
+        with suppress(ConfigError):  # no torch
+            twin = create_backend("reference", DType.F32, num_threads)
+            backends["torch_twin"] = opened.enter_context(closing(twin))
+        report = run(backends, options, peer_python)
     _print(report, as_json, output)
 
 
