@@ -84,8 +84,8 @@ def output_formats(config: ServerConfig, engine: EngineClient) -> OutputFormats:
 def _special_ids(tokenizer: Tokenizer, vocab_size: int, texts: Sequence[str]) -> tuple[int, ...]:
     """Special tokens of the model that occur in one of the texts."""
     ids = []
-    for token_id in sorted(tokenizer.all_special_ids):
-        spelling = tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+    for token_id in sorted(tokenizer.all_special_ids) if texts else ():
+        spelling = tokenizer.decode([token_id], skip_special_tokens=False)
         if token_id < vocab_size and spelling and any(spelling in text for text in texts):
             ids.append(token_id)
     return tuple(ids)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from octavo.entrypoints.openai.config import ServerConfig
 from octavo.errors import ConfigError
 from tests.entrypoints.openai.fake_engine import FakeEngine, FakeTokenizer
 from tests.entrypoints.openai.harness import MODEL, Reply, Running, serving
+from tests.entrypoints.openai.joined import Joined, join, join_message
 
 TOOLS: list[Any] = [
     {
@@ -38,56 +38,15 @@ HERMES = (
 TIME = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 
 
-@dataclass
-class Joined:
-    """What a stream's deltas add up to."""
-
-    content: str
-    reasoning: str
-    calls: list[dict[str, Any]]
-    finish_reasons: list[str]
-    num_pieces: int
-
-
-def join(events: list[Any], index: int = 0) -> Joined:
-    """The deltas of one choice, as a client adds them up."""
-    joined = Joined("", "", [], [], 0)
-    for event in events:
-        for choice in event["choices"]:
-            if choice["index"] != index:
-                continue
-            delta = choice["delta"]
-            joined.content += delta.get("content") or ""
-            joined.reasoning += delta.get("reasoning") or ""
-            for call in delta.get("tool_calls", ()):
-                joined.num_pieces += 1
-                assert call["index"] <= len(joined.calls)
-                if call["index"] == len(joined.calls):
-                    assert call["type"] == "function"
-                    joined.calls.append({"id": call["id"], "name": call["function"]["name"]})
-                    joined.calls[-1]["arguments"] = ""
-                else:
-                    assert set(call) == {"index", "function"}
-                    assert set(call["function"]) == {"arguments"}
-                joined.calls[call["index"]]["arguments"] += call["function"]["arguments"]
-            joined.finish_reasons += filter(None, [choice["finish_reason"]])
-    return joined
-
-
 async def both(s: Running, text: str, **fields: Any) -> tuple[dict[str, Any], Joined]:
     """The choice of a whole answer and of a stream, which must say the same."""
     fields = {"max_tokens": 2000, "tools": TOOLS, **fields}
     reply = await s.chat("SAY:" + text, **fields)
     assert reply.status == 200, reply.body
     [choice] = reply.json["choices"]
-    message = choice["message"]
     streamed = await s.chat("SAY:" + text, stream=True, **fields)
     joined = join(streamed.events)
-    assert joined.content == (message["content"] or "")
-    assert joined.reasoning == message.get("reasoning", "")
-    calls = message.get("tool_calls", [])
-    assert [(c["name"], c["arguments"]) for c in joined.calls] == names_and_arguments(calls)
-    assert joined.finish_reasons == [choice["finish_reason"]]
+    assert joined == join_message(choice)
     return choice, joined
 
 
@@ -122,7 +81,7 @@ async def test_parallel_calls(name: str) -> None:
         assert message["content"] == ("Let me look." if name == "hermes" else None)
         calls = names_and_arguments(message["tool_calls"])
         assert [(n, json.loads(a)) for n, a in calls] == [("get_weather", PARIS), ("get_time", {})]
-        ids = [c["id"] for c in (*message["tool_calls"], *joined.calls)]
+        ids = [c["id"] for c in message["tool_calls"]] + joined.ids
         assert len(set(ids)) == 4
         assert all(len(i) == 9 if name == "mistral" else i.startswith("chatcmpl-") for i in ids)
         if name not in ("pythonic", "qwen3_coder"):
