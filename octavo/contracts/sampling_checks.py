@@ -48,6 +48,7 @@ _TEXTS = {
 
 _IDS = {
     "stop_token_ids": limits.MAX_STOP_TOKEN_IDS,
+    "shown_special_token_ids": limits.MAX_SHOWN_SPECIAL_TOKEN_IDS,
     "logprob_token_ids": limits.MAX_LOGPROB_TOKEN_IDS,
     "prompt_logprob_token_ids": limits.MAX_LOGPROB_TOKEN_IDS,
     "allowed_token_ids": limits.MAX_TOKEN_IDS,

@@ -83,6 +83,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         logprob_token_ids: ids whose log probability is given at every token too; at most 128.
         detokenize: False returns ids only.
         skip_special_tokens: leave special tokens out of the text.
+        shown_special_token_ids: special tokens that stay in the text despite `skip_special_tokens`,
+            as they mark something that is looked for in it; at most 1024.
         spaces_between_special_tokens: accepted as True only (kept for vLLM's callers).
         include_stop_str_in_output: keep the stop string (or stop token's text) at the end.
         output_kind: see `RequestOutputKind`.
@@ -137,6 +139,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     logprob_token_ids: list[int] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    shown_special_token_ids: list[int] | None = None
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE

@@ -46,13 +46,16 @@ class Detokenizer:
 
     Args:
         tokenizer: gives the bytes of each id.
-        params: `detokenize` must be true. Reads stop, stop_regex, min_tokens, skip_special_tokens
-            and include_stop_str_in_output.
+        params: `detokenize` must be true. Reads stop, stop_regex, min_tokens,
+            skip_special_tokens, shown_special_token_ids and include_stop_str_in_output.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._tokenizer = tokenizer
-        self._hidden = tokenizer.all_special_ids if params.skip_special_tokens else frozenset()
+        self._hidden: frozenset[int] = frozenset()
+        if params.skip_special_tokens:
+            shown = params.shown_special_token_ids or ()
+            self._hidden = tokenizer.all_special_ids.difference(shown)
         self._keep_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -131,6 +131,11 @@ class Tokenizer:
         """Whether `apply_chat_template` has a template to apply."""
         return "default" in self._chat_templates
 
+    @property
+    def chat_template_source(self) -> str:
+        """Text of all chat templates; "" where there are none."""
+        return "\n".join(template.source for template in self._chat_templates.values())
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -159,6 +159,8 @@ def test_defaults_are_vllms() -> None:
         ("stop_regex", "a+b", ["a+b"]),
         ("stop_regex", ("a", r"\d"), ["a", r"\d"]),
         ("stop_regex", ["x" * MAX_STOP_REGEX_LENGTH], ["x" * MAX_STOP_REGEX_LENGTH]),
+        ("shown_special_token_ids", None, None),
+        ("shown_special_token_ids", {7}, [7]),
         ("logprob_token_ids", None, None),
         ("logprob_token_ids", (5, 0, 5), [5, 0]),
         (
@@ -320,6 +322,8 @@ def test_accepted(field: str, given: Any, kept: Any) -> None:
         ("stop_regex", "x" * (MAX_STOP_REGEX_LENGTH + 1), f"longer than {MAX_STOP_REGEX_LENGTH}"),
         ("logprob_token_ids", [], "logprob_token_ids=[] must be a list of at least one token id"),
         ("logprob_token_ids", [-1], "logprob_token_ids holds -1, which is no token id"),
+        ("shown_special_token_ids", [-1], "shown_special_token_ids holds -1, which is no token id"),
+        ("shown_special_token_ids", range(2), "shown_special_token_ids=range(0, 2) must be a list"),
         (
             "logprob_token_ids",
             [0] * (MAX_LOGPROB_TOKEN_IDS + 1),

@@ -13,7 +13,7 @@ from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.detokenizer import Detokenizer, Piece, make_detokenizer
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.tokenizer_parts import TokenizerParts
-from tests.engine.fakes import EOS, IM_END, ByteTokenizer
+from tests.engine.fakes import EOS, IM_END, IM_START, ByteTokenizer
 from tests.engine.tokenizer_lab import byte_level, metaspace, texts
 
 FAMILY = "Zoë → 你好, 👨‍👩‍👧‍👦 🇫🇷 é 🌶️ end"  # user case 4: joined emoji, flags, e + U+0301
@@ -132,6 +132,11 @@ class TestSpecialTokens:
         for skip, text in ((True, "hi"), (False, "h<|im_end|>i")):
             detokenizer = Detokenizer(ByteTokenizer(), SamplingParams(skip_special_tokens=skip))
             assert detokenizer.push(ids).text == text
+
+    def test_some_are_shown(self) -> None:
+        params = SamplingParams(shown_special_token_ids=[IM_END])
+        detokenizer = Detokenizer(ByteTokenizer(), params)
+        assert detokenizer.push([104, IM_START, IM_END, 105]).text == "h<|im_end|>i"
 
     def test_one_inside_a_character_does_not_break_it_when_skipped(self) -> None:
         a, b = "é".encode()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from octavo.entrypoints.openai.chat_output import AnswerParsing, ChatOutput, answer_parsing
 from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.errors import bad_request, json_response
 from octavo.entrypoints.openai.generation import (
@@ -51,9 +52,18 @@ async def create_chat_completion(call: Call) -> Response | EventStream:
         max_tokens, field = request.max_tokens, "max_tokens"
     if max_tokens is not None and max_tokens < 1:
         raise bad_request(f"{field}={max_tokens} must be at least 1", field)
-    prepare = begin(call, request, model, "chatcmpl", max_tokens=max_tokens, logprobs=num_top)
+    parsing = answer_parsing(request, model)
+    prepare = begin(
+        call,
+        request,
+        model,
+        "chatcmpl",
+        max_tokens=max_tokens,
+        logprobs=num_top,
+        shown_special_token_ids=() if parsing is None else parsing.shown_special_token_ids,
+    )
     generation = prepare([await render_chat(request, model)])
-    chat = _Chat(request, generation, num_top)
+    chat = _Chat(request, generation, num_top, parsing)
     return EventStream(chat.events()) if request.stream else await chat.answer()
 
 
@@ -74,28 +84,24 @@ class _Chat:
     """Responses of one request."""
 
     def __init__(
-        self, request: ChatCompletionRequest, generation: Generation, num_top: int | None
+        self,
+        request: ChatCompletionRequest,
+        generation: Generation,
+        num_top: int | None,
+        parsing: AnswerParsing | None,
     ) -> None:
         self.request = request
         self.generation = generation
         self.num_top = num_top
         self.with_ids = bool(request.return_token_ids)
+        self._parsing = parsing
+        self._parsed: dict[int, ChatOutput] = {}  # by index
 
     async def answer(self) -> Response:
         """The whole answer."""
         outputs = await self.generation.final()
         output = outputs[0]
-        choices = [
-            ChatChoice(
-                index=c.index,
-                message=ChatMessage(content=c.text),
-                logprobs=self._logprobs(c),
-                finish_reason=c.finish_reason,
-                stop_reason=c.stop_reason,
-                token_ids=c.token_ids if self.with_ids else UNSET,
-            )
-            for c in output.outputs
-        ]
+        choices = [self._whole_choice(c) for c in output.outputs]
         prompt, num_prompt = output.prompt_logprobs, self.request.prompt_logprobs
         return json_response(
             ChatCompletion(
@@ -109,6 +115,19 @@ class _Chat:
                 else prompt_logprobs(prompt, num_prompt),
                 prompt_token_ids=output.prompt_token_ids if self.with_ids else UNSET,
             )
+        )
+
+    def _whole_choice(self, c: CompletionOutput) -> ChatChoice:
+        parsed = self._parsed_of(c)
+        return ChatChoice(
+            index=c.index,
+            message=ChatMessage(content=c.text) if parsed is None else parsed.message(c.text),
+            logprobs=self._logprobs(c),
+            finish_reason=c.finish_reason
+            if parsed is None
+            else parsed.finish_reason(c.finish_reason),
+            stop_reason=c.stop_reason,
+            token_ids=c.token_ids if self.with_ids else UNSET,
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -132,8 +151,9 @@ class _Chat:
                     if c.index not in opened:
                         opened.add(c.index)
                         data += self._opening(chunk, c.index, output)
-                    if c.text or c.finish_reason or self._wants_tokens(c):
-                        chunk.choices = [self._choice(c)]
+                    delta = self._delta(c)
+                    if delta is not None or c.finish_reason or self._wants_tokens(c):
+                        chunk.choices = [self._choice(c, delta)]
                         data += event(chunk)
                 if data:
                     yield data
@@ -151,15 +171,35 @@ class _Chat:
         chunk.prompt_token_ids = UNSET
         return data
 
-    def _choice(self, c: CompletionOutput) -> ChatChunkChoice:
-        choice = ChatChunkChoice(
-            index=c.index, delta=ChatDelta(content=c.text), logprobs=self._logprobs(c)
-        )
+    def _parsed_of(self, c: CompletionOutput) -> ChatOutput | None:
+        if self._parsing is None:
+            return None
+        parsed = self._parsed.get(c.index)
+        if parsed is None:
+            (prompt,) = self.generation.prompts
+            parsed = self._parsing.begin(prompt, self.generation.model.engine.tokenizer)
+            self._parsed[c.index] = parsed
+        return parsed
+
+    def _delta(self, c: CompletionOutput) -> ChatDelta | None:
+        """What is new in an output; None: nothing that can be told."""
+        parsed = self._parsed_of(c)
+        if parsed is not None:
+            return parsed.delta(c.text, finished=c.finished)
+        return ChatDelta(content=c.text) if c.text else None
+
+    def _choice(self, c: CompletionOutput, delta: ChatDelta | None) -> ChatChunkChoice:
+        if delta is None:
+            delta = ChatDelta(content="") if self._parsing is None else ChatDelta()
+        choice = ChatChunkChoice(index=c.index, delta=delta, logprobs=self._logprobs(c))
         if self.with_ids:
             choice.token_ids = c.token_ids
         if c.finish_reason is not None:
             check_finish(c)
-            choice.finish_reason = c.finish_reason
+            parsed = self._parsed_of(c)
+            choice.finish_reason = (
+                c.finish_reason if parsed is None else parsed.finish_reason(c.finish_reason)
+            )
             choice.stop_reason = c.stop_reason
         return choice
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, TokenizeRequest
-from octavo.errors import shown
+from octavo.entrypoints.openai.tool_choice import chosen_tools
 
 if TYPE_CHECKING:
     from octavo.entrypoints.openai.state import ServedModel
@@ -32,7 +32,7 @@ async def render_chat(
             raise bad_request(
                 f"chat_template_kwargs must not hold {name!r}", "chat_template_kwargs"
             )
-    tools = _tools(request)
+    tools = chosen_tools(request)
     await model.engine.check_num_chars(sum(map(_num_chars, request.messages or ())), "messages")
     ids = await model.engine.render_chat(
         request.messages or [],
@@ -54,25 +54,3 @@ def _num_chars(message: dict[str, Any]) -> int:
     parts = content if isinstance(content, list) else []
     texts = (part.get("text") for part in parts if isinstance(part, dict))
     return sum(len(text) for text in texts if isinstance(text, str))
-
-
-def _tools(request: ChatCompletionRequest | TokenizeRequest) -> list[dict[str, Any]]:
-    """The tools for the template. Raises APIError."""
-    tools = request.tools or []
-    for i, tool in enumerate(tools):
-        function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict):
-            raise bad_request(f"tools[{i}] must be of the type 'function' and have one", "tools")
-        if not isinstance(function.get("name"), str):
-            raise bad_request(f"tools[{i}].function.name is missing", "tools")
-    choice = request.tool_choice if isinstance(request, ChatCompletionRequest) else None
-    if choice in (None, "auto"):
-        return tools
-    if choice == "none":
-        return []
-    if not tools:
-        raise bad_request(f"tool_choice={shown(choice)} needs tools", "tool_choice")
-    raise bad_request(
-        f"tool_choice={shown(choice)} is not supported by this server; use 'auto' or 'none'",
-        "tool_choice",
-    )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from octavo.config.sections import option
-from octavo.errors import ConfigError
+from octavo.engine.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, parser_names
+from octavo.errors import ConfigError, shown
+
+NO_PARSER = "none"
+"""The name that turns a parser off."""
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -53,6 +58,17 @@ class ServerConfig:
     stall_timeout: float = option(
         60.0, "seconds after which a stream is ended whose client takes nothing"
     )
+    enable_auto_tool_choice: bool = option(
+        False,
+        "refuse to start where no tool-call parser is given and none detected (calls are parsed "
+        "wherever there is one)",
+    )
+    tool_call_parser: str | None = option(
+        None, "format of the model's tool calls; none: not parsed; None: by the chat template"
+    )
+    reasoning_parser: str | None = option(
+        None, "format of the model's reasoning; none: not parsed; None: by the chat template"
+    )
     disable_fastapi_docs: bool = option(False, "no /docs and /openapi.json (the name is vLLM's)")
     log_level: LogLevel = option("info", "info has a line per request")
 
@@ -66,5 +82,15 @@ class ServerConfig:
         for name in ("api_key", "served_model_name"):
             if not all(getattr(self, name) or ()):
                 raise ConfigError(f"{name} has an empty value; leave it out for none")
+        _check_parser("tool_call_parser", self.tool_call_parser, TOOL_FORMATS)
+        _check_parser("reasoning_parser", self.reasoning_parser, REASONING_FORMATS)
+        if self.enable_auto_tool_choice and self.tool_call_parser == NO_PARSER:
+            raise ConfigError("enable_auto_tool_choice needs a tool_call_parser; it is 'none'")
         if self.log_level not in LogLevel.__args__:  # type: ignore[attr-defined]
             raise ConfigError(f"log_level={self.log_level!r} must be debug, info, warning or error")
+
+
+def _check_parser(option: str, name: str | None, table: Mapping[str, object]) -> None:
+    names = [*parser_names(table), NO_PARSER]
+    if name is not None and name not in names:
+        raise ConfigError(f"{option}={shown(name)} must be one of {', '.join(names)}")

@@ -159,7 +159,9 @@ class Generation:
             self._ids[i],
             priority=self.priority,
             cache_salt=self.cache_salt,
-            skip_special_tokens=self.params.skip_special_tokens,
+            # Beams show all special tokens or none.
+            skip_special_tokens=self.params.skip_special_tokens
+            and not self.params.shown_special_token_ids,
         )
 
     def _params(self, i: int) -> SamplingParams:
@@ -180,6 +182,7 @@ def begin(
     logprobs: int | None,
     default_max_tokens: int | None = None,
     prompt_logprobs: int | None = None,
+    shown_special_token_ids: Sequence[int] = (),
 ) -> Callable[[list[list[int]]], Generation]:
     """Check all of a request but its prompts; the result takes these and makes the generation.
 
@@ -210,6 +213,7 @@ def begin(
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        shown_special_token_ids=shown_special_token_ids,
     )
     base = call.request_id if request.request_id is None else request.request_id
     if not is_request_id(base):

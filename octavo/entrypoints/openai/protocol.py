@@ -110,7 +110,10 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         max_completion_tokens: most new tokens; wins over max_tokens. Absent: what fits the model.
         logprobs: give the log probability of every token, and of `top_logprobs` alternatives.
         tools: function definitions for the template.
-        tool_choice: "auto" or "none" (the tools are then kept from the template).
+        tool_choice: "auto", "none" (the tools are then kept from the template), "required", or
+            {"type": "function", "function": {"name": …}}.
+        parallel_tool_calls: false: the first call alone is given.
+        include_reasoning: false: reasoning is not given.
         add_generation_prompt: let the template open the assistant's turn (default true).
         continue_final_message: go on with the last, assistant, message instead.
         chat_template_kwargs: more variables for the template.
@@ -123,6 +126,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=MAX_LABELS)] | None = None
@@ -184,7 +188,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **_BOTH,
     "echo": (False,),
     "reasoning_effort": ("none",),
-    "include_reasoning": (True,),
     "verbosity": ("medium",),
     "modalities": (["text"],),
     "audio": (),

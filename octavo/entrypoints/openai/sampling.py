@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
@@ -27,6 +28,7 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    shown_special_token_ids: Sequence[int] = (),
 ) -> SamplingParams:
     """The request's parameters.
 
@@ -34,6 +36,7 @@ def sampling_params(
         defaults: the model's generation config; its temperature, top_p, top_k, min_p and
             repetition_penalty stand where the request has none.
         prompt_logprobs: alternatives that an echo needs; the request may ask for more.
+        shown_special_token_ids: special tokens that are to be found in the text.
 
     Raises:
         RequestError: a value is out of range, or its field is not supported yet.
@@ -51,6 +54,8 @@ def sampling_params(
         )
     if prompt_logprobs is not None:
         values["prompt_logprobs"] = _larger(prompt_logprobs, request.prompt_logprobs)
+    if shown_special_token_ids:
+        values["shown_special_token_ids"] = list(shown_special_token_ids)
     values["structured_outputs"] = structured_outputs(request)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, output_kind=kind, **values)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.entrypoints.openai.admission import Admission
+from octavo.entrypoints.openai.chat_output import OutputFormats, output_formats
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.tokens import TokenTable
@@ -71,9 +72,10 @@ class EngineClient(Protocol):
 class ServedModel:
     """An engine under one of its names."""
 
-    def __init__(self, name: str, engine: EngineClient) -> None:
+    def __init__(self, name: str, engine: EngineClient, formats: OutputFormats) -> None:
         self.name = name
         self.engine = engine
+        self.formats = formats
         self.tokens = TokenTable(engine.tokenizer)
         self.defaults = engine.default_sampling_params()
         self.created = int(time.time())
@@ -140,5 +142,13 @@ class Server:
 
 
 def serve_engines(engines: Mapping[str, EngineClient], config: ServerConfig) -> Server:
-    """The state of a server of these names."""
-    return Server({name: ServedModel(name, engine) for name, engine in engines.items()}, config)
+    """The state of a server of these names.
+
+    Raises:
+        ConfigError: as `output_formats`.
+    """
+    models = {
+        name: ServedModel(name, engine, output_formats(config, engine))
+        for name, engine in engines.items()
+    }
+    return Server(models, config)

@@ -1,15 +1,14 @@
-"""`response_format` and `structured_outputs` of a request body to `StructuredOutputsParams`."""
+"""`response_format`, `structured_outputs` and forced calls to `StructuredOutputsParams`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from octavo.contracts.structured_outputs import StructuredOutputsParams
 from octavo.entrypoints.openai.errors import bad_request
+from octavo.entrypoints.openai.protocol import ChatCompletionRequest, GenerationRequest
+from octavo.entrypoints.openai.tool_choice import forced_calls
 from octavo.errors import RequestError, shown
-
-if TYPE_CHECKING:
-    from octavo.entrypoints.openai.protocol import GenerationRequest
 
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _SCHEMA_KEYS = {"name", "description", "schema", "strict"}
@@ -21,6 +20,10 @@ def structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | 
     Raises:
         APIError, RequestError: what is wrong with it; `param` names the body's field.
     """
+    if isinstance(request, ChatCompletionRequest):
+        forced = forced_calls(request)
+        if forced is not None:
+            return forced
     options = request.structured_outputs
     form = request.response_format
     if options is None:

@@ -46,11 +46,29 @@ BLOCK_SIZE = 16
 
 
 class FakeTokenizer(ByteTokenizer):
-    """Bytes, with a template that can be told to misbehave, and perhaps a BOS id."""
+    """Bytes, with a template that can be told to misbehave, and perhaps a BOS id.
 
-    def __init__(self, *, bos: bool = False, has_template: bool = True) -> None:
-        super().__init__()
+    Args:
+        chat_template_source: what the template is said to be.
+        specials: more special tokens; a script that spells one says it.
+        opens: what the template writes at the beginning of the answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        bos: bool = False,
+        has_template: bool = True,
+        chat_template_source: str = "",
+        specials: Sequence[str] = (),
+        opens: str = "",
+    ) -> None:
+        super().__init__([s.encode() for s in specials])
         self.has_template = has_template
+        self.chat_template_source = chat_template_source
+        self.opens = opens
+        self._specials = {s: self.vocab_size - len(specials) + i for i, s in enumerate(specials)}
+        self.all_special_ids |= frozenset(self._specials.values())
         if bos:
             self.bos_token_id = 257
 
@@ -72,13 +90,27 @@ class FakeTokenizer(ByteTokenizer):
             raise ChatTemplateError("Conversation roles must alternate", param="messages")
         if shout:
             messages = [{**m, "content": m["content"].upper()} for m in messages]
-        return super().apply_chat_template(messages, **options)
+        ids = super().apply_chat_template(messages, **options)
+        return ids + self.encode_plain(self.opens)
+
+    def script(self, text: str, index: int) -> list[int] | None:
+        """What a prompt of this text has completion `index` say."""
+        if "SAY:" not in text:
+            return None
+        said = text.rpartition("SAY:")[2].removesuffix(self.opens).removesuffix("assistant\n")
+        said = said.replace("#", str(index))
+        ids: list[int] = []
+        while said:
+            special = next((s for s in self._specials if said.startswith(s)), None)
+            ids += [self._specials[special]] if special else said[0].encode()
+            said = said[len(special) if special else 1 :]
+        return ids
 
 
 @dataclass
 class _Sequence:
     request: EngineRequest
-    script: bytes | None
+    script: Sequence[int] | None
     fails: bool
     output: list[int] = field(default_factory=list)
 
@@ -180,7 +212,7 @@ class FakeEngine:
         text = self.tokenizer.decode(request.prompt_token_ids)
         for r in request.engine_requests:
             self._waiting[r.request_id] = _Sequence(
-                r, _script(text, r.sample_index), "FAIL:" in text
+                r, self.tokenizer.script(text, r.sample_index), "FAIL:" in text
             )
         self._work.set()
         try:
@@ -324,13 +356,6 @@ class FakeEngine:
             step_tokens=step_tokens,
             **self._totals,
         )
-
-
-def _script(text: str, index: int) -> bytes | None:
-    if "SAY:" not in text:
-        return None
-    said = text.rpartition("SAY:")[2].removesuffix("assistant\n")  # the chat template's
-    return said.replace("#", str(index)).encode()
 
 
 def _next(sequence: _Sequence) -> EngineOutput:

@@ -90,14 +90,20 @@ async def test_tools() -> None:
             assert s.engine.rendered[-1][1]["tools"] is None
         named = {"type": "function", "function": {"name": "f"}}
         for stream in (False, True):
+            for choice in ("required", named):
+                reply = await _send(s, USER, tools=[TOOL], tool_choice=choice, stream=stream)
+                assert reply.status == 200, reply.body
+                assert s.engine.rendered[-1][1]["tools"] == [TOOL]
             for tools in (None, [], [TOOL]):
-                for choice in ("required", named, "nonsense"):
+                for choice in ("required", named, "nonsense")[2 if tools else 0 :]:
                     reply = await _send(s, USER, tools=tools, tool_choice=choice, stream=stream)
                     assert reply.status == 400
                     assert reply.error["param"] == "tool_choice"
         for tools in ("f", [1], [{}], [{"type": "function"}], [{"type": "x", "function": {}}]):
             assert (await _send(s, USER, tools=tools)).error["param"] == "tools"
         assert (await _send(s, USER, tools=[{"type": "function", "function": {}}])).status == 400
+        no_schema = {"type": "function", "function": {"name": "f", "parameters": "x"}}
+        assert (await _send(s, USER, tools=[no_schema])).error["param"] == "tools"
 
 
 async def test_template_options() -> None:

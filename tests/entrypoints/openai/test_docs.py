@@ -8,6 +8,7 @@ from pathlib import Path
 
 from starlette.routing import Route
 
+from octavo.engine.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, parser_names
 from octavo.entrypoints.openai import protocol
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.config import ServerConfig
@@ -61,6 +62,18 @@ def test_request_fields() -> None:
     assert words(not_taken) == refused - known
     options = {f"stream_options.{name}" for name in protocol.StreamOptions.__struct_fields__}
     assert options <= words(section("Streams"))
+
+
+def test_parsers() -> None:
+    text = section("Tool calls and reasoning")
+    for flag, table in (
+        ("tool-call-parser", TOOL_FORMATS),
+        ("reasoning-parser", REASONING_FORMATS),
+    ):
+        (row,) = re.findall(rf"^\| `--{flag}` \|(.*)\|$", text, re.MULTILINE)
+        assert words(row) == set(parser_names(table))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"tool calls of {len(parser_names(TOOL_FORMATS))} template families" in readme
 
 
 def test_error_codes() -> None:

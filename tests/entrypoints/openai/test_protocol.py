@@ -17,7 +17,6 @@ TABLES = {
 # A value of each unsupported field that asks for something.
 MEANS_SOMETHING: dict[str, Any] = {
     "service_tier": "flex",
-    "include_reasoning": False,
     "routed_experts_prompt_start": 3,
 }
 # OpenAI's and vLLM's fields, by their documentation.

@@ -19,6 +19,7 @@ import pytest
 from openai import OpenAI
 
 from tests.entrypoints.openai.harness import Reply, close, request_bytes
+from tests.entrypoints.openai.joined import join, join_message
 from tests.entrypoints.openai.live import Live, live
 
 pytestmark = pytest.mark.model
@@ -262,6 +263,39 @@ def test_case_31_parts_and_nulls(server: Live) -> None:
         assert server.chat(messages, tool_choice="required", stream=stream).status == 400
         odd = [{"role": "user", "content": [{"type": "smell", "smell": "x"}]}]
         assert server.chat(odd, stream=stream).status == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_forced_calls(server: Live, stream: bool) -> None:
+    """A model that was never taught to call functions calls them by their schemas."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    schema["properties"]["days"] |= {"minimum": 1, "maximum": 9}  # type: ignore[index]
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
+    messages = [{"role": "user", "content": "How is the weather in Rome?"}]
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for choice, reason in (("required", "tool_calls"), (named, "stop")):
+        reply = server.chat(
+            messages,
+            tools=[tool],
+            tool_choice=choice,
+            parallel_tool_calls=False,
+            max_tokens=200,
+            stream=stream,
+        )
+        assert reply.status == 200, reply.body
+        joined = join(reply.events) if stream else join_message(reply.json["choices"][0])
+        assert (joined.content, joined.finish_reasons) == ("", [reason])
+        [call] = joined.calls
+        assert call["name"] == "get_weather"
+        arguments = json.loads(call["arguments"])
+        assert set(arguments) == {"city", "days"}
+        assert arguments["city"] in ("Paris", "Rome")
+        assert 1 <= arguments["days"] <= 9
 
 
 def test_case_32_continuing_the_final_message(server: Live) -> None:

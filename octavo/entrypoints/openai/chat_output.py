@@ -1,0 +1,225 @@
+"""From a model's text to chat messages: reasoning, content and tool calls, whole or as deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from msgspec import UNSET
+
+from octavo.engine.parsers.events import CallArguments, CallBegin, Content, Event, Reasoning
+from octavo.engine.parsers.forced import NamedCallParser, required_calls_parser
+from octavo.engine.parsers.formats import (
+    detect_reasoning_format,
+    detect_tool_format,
+    marker_texts,
+)
+from octavo.engine.parsers.parser import OutputParser, make_parser
+from octavo.entrypoints.openai.config import NO_PARSER, ServerConfig
+from octavo.entrypoints.openai.responses import (
+    ChatDelta,
+    ChatMessage,
+    FunctionCall,
+    FunctionCallDelta,
+    ToolCall,
+    ToolCallDelta,
+)
+from octavo.entrypoints.openai.structured import structured_outputs
+from octavo.entrypoints.openai.tool_choice import chosen_tools, forced_calls, forced_name
+from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.engine.tokenizer import Tokenizer
+    from octavo.entrypoints.openai.protocol import ChatCompletionRequest
+    from octavo.entrypoints.openai.state import EngineClient, ServedModel
+
+_PROMPT_END = 32
+"""Tokens at the prompt's end in which a template may have opened the reasoning."""
+_MISTRAL_ID_LENGTH = 9  # its templates refuse others
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFormats:
+    """How a served model writes tool calls and reasoning; None: not looked for.
+
+    Attributes:
+        tool_ids, reasoning_ids: special tokens among their markers.
+    """
+
+    tool: str | None = None
+    reasoning: str | None = None
+    tool_ids: tuple[int, ...] = ()
+    reasoning_ids: tuple[int, ...] = ()
+
+
+def output_formats(config: ServerConfig, engine: EngineClient) -> OutputFormats:
+    """The formats that the configuration names, or that the chat template shows.
+
+    Raises:
+        ConfigError: `enable_auto_tool_choice`, and there is no format of tool calls.
+    """
+    template = engine.tokenizer.chat_template_source
+    tool, reasoning = config.tool_call_parser, config.reasoning_parser
+    tool = detect_tool_format(template) if tool is None else tool
+    reasoning = detect_reasoning_format(template) if reasoning is None else reasoning
+    tool = None if tool == NO_PARSER else tool
+    reasoning = None if reasoning == NO_PARSER else reasoning
+    if config.enable_auto_tool_choice and tool is None:
+        raise ConfigError(
+            "enable_auto_tool_choice needs a tool_call_parser, and the chat template shows none; "
+            "name one"
+        )
+    ids_of = partial(_special_ids, engine.tokenizer, engine.info.vocab_size)
+    return OutputFormats(
+        tool=tool,
+        reasoning=reasoning,
+        tool_ids=ids_of(marker_texts(tool, None)),
+        reasoning_ids=ids_of(marker_texts(None, reasoning)),
+    )
+
+
+def _special_ids(tokenizer: Tokenizer, vocab_size: int, texts: Sequence[str]) -> tuple[int, ...]:
+    """Special tokens of the model that occur in one of the texts."""
+    ids = []
+    for token_id in sorted(tokenizer.all_special_ids) if texts else ():
+        spelling = tokenizer.decode([token_id], skip_special_tokens=False)
+        if token_id < vocab_size and spelling and any(spelling in text for text in texts):
+            ids.append(token_id)
+    return tuple(ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerParsing:
+    """How the answers of one request are taken apart.
+
+    Attributes:
+        parser_of: the end of the prompt's text → a parser of one answer.
+        shown_special_token_ids: as of `SamplingParams`.
+        is_named: the call is the one that the request named.
+        one_call: only the first call is given.
+        with_reasoning: reasoning is given.
+        short_ids: ids of calls have `_MISTRAL_ID_LENGTH` characters.
+    """
+
+    parser_of: Callable[[str], OutputParser]
+    shown_special_token_ids: tuple[int, ...] = ()
+    is_named: bool = False
+    one_call: bool = False
+    with_reasoning: bool = True
+    short_ids: bool = False
+
+    def begin(self, prompt: Sequence[int], tokenizer: Tokenizer) -> ChatOutput:
+        """Expect one answer to this prompt."""
+        end = tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
+        return ChatOutput(self, self.parser_of(end))
+
+
+def answer_parsing(request: ChatCompletionRequest, model: ServedModel) -> AnswerParsing | None:
+    """How the request's answers are taken apart; None: they are content as they are. So they are
+    where a grammar other than structural tags decides the text.
+
+    Raises:
+        APIError, RequestError: tools, tool_choice or a grammar are wrong.
+    """
+    tools = chosen_tools(request)
+    one_call = request.parallel_tool_calls is False
+    formats = model.formats
+    short_ids = formats.tool == "mistral"
+    if forced_calls(request) is not None:
+        name = forced_name(request)
+        return AnswerParsing(
+            parser_of=lambda _: (
+                required_calls_parser(tools) if name is None else NamedCallParser(name)
+            ),
+            is_named=name is not None,
+            one_call=one_call,
+            short_ids=short_ids,
+        )
+    grammar = structured_outputs(request)
+    tool = formats.tool if tools else None
+    if (grammar is not None and grammar.structural_tag is None) or not (tool or formats.reasoning):
+        return None
+    return AnswerParsing(
+        parser_of=lambda prompt: make_parser(
+            tool_format=tool, reasoning_format=formats.reasoning, tools=tools, prompt=prompt
+        ),
+        shown_special_token_ids=(formats.tool_ids if tool else ()) + formats.reasoning_ids,
+        one_call=one_call,
+        with_reasoning=request.include_reasoning is not False,
+        short_ids=short_ids,
+    )
+
+
+class ChatOutput:
+    """One answer of a request, taken apart as it comes."""
+
+    def __init__(self, parsing: AnswerParsing, parser: OutputParser) -> None:
+        self._parsing = parsing
+        self._parser = parser
+        self._num_calls = 0
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """Why it ended, as of now: of an answer that came to its end, calls are the reason. It is
+        "stop" where the request named the function, as with OpenAI."""
+        is_call = self._num_calls > 0 and not self._parsing.is_named
+        return "tool_calls" if is_call and reason == "stop" else reason
+
+    def delta(self, text: str, *, finished: bool) -> ChatDelta | None:
+        """What more text brought; None: nothing can be told yet."""
+        delta = ChatDelta()
+        calls: dict[int, ToolCallDelta] = {}
+        for event in self._events(text, finished):
+            if isinstance(event, Content):
+                delta.content = (delta.content or "") + event.text
+            elif isinstance(event, Reasoning):
+                delta.reasoning = (delta.reasoning or "") + event.text
+            elif isinstance(event, CallBegin):
+                calls[event.index] = ToolCallDelta(
+                    index=event.index,
+                    id=self._new_id(),
+                    type="function",
+                    function=FunctionCallDelta(name=event.name),
+                )
+            else:
+                more = ToolCallDelta(index=event.index, function=FunctionCallDelta())
+                calls.setdefault(event.index, more).function.arguments += event.text
+        if calls:
+            delta.tool_calls = list(calls.values())
+        return None if delta == ChatDelta() else delta
+
+    def message(self, text: str) -> ChatMessage:
+        """The message that a whole answer is."""
+        delta = self.delta(text, finished=True) or ChatDelta()
+        message = ChatMessage(reasoning=delta.reasoning)
+        if delta.tool_calls:
+            message.tool_calls = [
+                ToolCall(
+                    id=c.id or "",
+                    function=FunctionCall(c.function.name or "", c.function.arguments),
+                )
+                for c in delta.tool_calls
+            ]
+        if delta.content is not UNSET:
+            message.content = delta.content
+        elif not (delta.reasoning or delta.tool_calls):
+            message.content = ""
+        return message
+
+    def _events(self, text: str, finished: bool) -> Iterable[Event]:
+        """The events that the request wants to hear of."""
+        events = self._parser.feed(text)
+        for event in events + self._parser.finish() if finished else events:
+            if isinstance(event, Reasoning) and not self._parsing.with_reasoning:
+                continue
+            if isinstance(event, (CallBegin, CallArguments)):
+                if self._parsing.one_call and event.index > 0:
+                    continue
+                self._num_calls = event.index + 1
+            yield event
+
+    def _new_id(self) -> str:
+        number = uuid4().hex
+        return number[:_MISTRAL_ID_LENGTH] if self._parsing.short_ids else f"chatcmpl-tool-{number}"

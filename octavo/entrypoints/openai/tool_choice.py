@@ -1,0 +1,123 @@
+"""`tools` and `tool_choice` of a request: which tools the template gets, and what is forced.
+
+A forced call is made by a grammar, as in vLLM: the answer is a JSON list of calls ("required"), or
+the JSON arguments of one (a named function). The parsers of it are in `engine.parsers.forced`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.contracts.structured_outputs import StructuredOutputsParams
+from octavo.entrypoints.openai.errors import bad_request
+from octavo.entrypoints.openai.protocol import ChatCompletionRequest, TokenizeRequest
+from octavo.errors import RequestError, shown
+
+_DEFINITIONS = ("$defs", "definitions")
+
+
+def chosen_tools(request: ChatCompletionRequest | TokenizeRequest) -> list[dict[str, Any]]:
+    """The tools for the template: none where the model must not call any.
+
+    Raises:
+        APIError: a tool is malformed, or `tool_choice` is none of its values.
+    """
+    tools = request.tools or []
+    for i, tool in enumerate(tools):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict):
+            raise bad_request(f"tools[{i}] must be of the type 'function' and have one", "tools")
+        if not isinstance(function.get("name"), str):
+            raise bad_request(f"tools[{i}].function.name is missing", "tools")
+        if not isinstance(function.get("parameters"), (dict, type(None))):
+            raise bad_request(f"tools[{i}].function.parameters must be a JSON schema", "tools")
+    choice = request.tool_choice if isinstance(request, ChatCompletionRequest) else None
+    if choice in (None, "auto"):
+        return tools
+    if choice == "none":
+        return []
+    name = forced_name(request)
+    if choice != "required" and name is None:
+        raise bad_request(
+            f"tool_choice={shown(choice)} must be 'auto', 'none', 'required' or "
+            "{'type': 'function', 'function': {'name': …}}",
+            "tool_choice",
+        )
+    names = [tool["function"]["name"] for tool in tools]
+    if not tools or (name is not None and name not in names):
+        raise bad_request(
+            f"tool_choice={shown(choice)} needs {'tools' if name is None else 'that tool'}; "
+            f"tools has {shown(names) if names else 'none'}",
+            "tool_choice",
+        )
+    return tools
+
+
+def forced_name(request: ChatCompletionRequest | TokenizeRequest) -> str | None:
+    """The function that `tool_choice` names, if it does."""
+    choice = request.tool_choice if isinstance(request, ChatCompletionRequest) else None
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        return None
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def forced_calls(request: ChatCompletionRequest) -> StructuredOutputsParams | None:
+    """What the answer must be where `tool_choice` forces a call, else None.
+
+    Raises:
+        APIError: as `chosen_tools`; or another field asks for another grammar.
+    """
+    tools = chosen_tools(request)
+    if request.tool_choice in (None, "auto", "none"):
+        return None
+    other = next(
+        (n for n in ("response_format", "structured_outputs") if getattr(request, n) is not None),
+        "use_beam_search" if request.use_beam_search else None,
+    )
+    if other is not None and request.response_format != {"type": "text"}:
+        raise bad_request(
+            f"tool_choice={shown(request.tool_choice)} does not go with {other}; give one of them",
+            "tool_choice",
+        )
+    name = forced_name(request)
+    try:
+        if name is None:
+            schema = _schema_of_calls(tools, one=request.parallel_tool_calls is False)
+        else:
+            chosen = next(t["function"] for t in tools if t["function"]["name"] == name)
+            schema = _schema_of_arguments(chosen)
+        return StructuredOutputsParams(json=schema)
+    except RequestError as error:
+        raise bad_request(f"tools: {error}", "tools") from None
+
+
+def _schema_of_arguments(function: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", **(function.get("parameters") or {"properties": {}})}
+
+
+def _schema_of_calls(tools: list[dict[str, Any]], *, one: bool) -> dict[str, Any]:
+    """A list of calls. Definitions move to the root, where references look for them."""
+    definitions: dict[str, dict[str, Any]] = {}
+    calls = []
+    for tool in tools:
+        schema = _schema_of_arguments(tool["function"])
+        for key in _DEFINITIONS:
+            if not isinstance(schema.get(key), dict):
+                continue
+            shared = definitions.setdefault(key, {})
+            for name, definition in schema.pop(key).items():
+                if shared.setdefault(name, definition) != definition:
+                    raise RequestError(f"two of them define {key}/{shown(name)} differently")
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool["function"]["name"]}, "parameters": schema},
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+        )
+    most = {"maxItems": 1} if one else {}
+    used = {key: value for key, value in definitions.items() if value}
+    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, **used}

@@ -1,0 +1,94 @@
+"""What a forced call's grammar allows. The route is in test_chat_output.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.entrypoints.openai.protocol import ChatCompletionRequest
+from octavo.entrypoints.openai.tool_choice import chosen_tools, forced_calls
+from tests.structured.lab import accepts
+
+POINT = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
+
+
+def tool(name: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
+    function = {"name": name} if parameters is None else {"name": name, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+TOOLS = [
+    tool(
+        "go",
+        {
+            "type": "object",
+            "properties": {"to": {"$ref": "#/$defs/Point"}},
+            "required": ["to"],
+            "additionalProperties": False,
+            "$defs": {"Point": POINT},
+        },
+    ),
+    tool("stop"),
+    tool("turn", {"properties": {"by": {"type": "number"}}, "definitions": {"X": {}}}),
+]
+
+
+def allows(text: str, tool_choice: Any, **fields: Any) -> bool:
+    request = ChatCompletionRequest(messages=[], tools=TOOLS, tool_choice=tool_choice, **fields)
+    params = forced_calls(request)
+    assert params is not None
+    return accepts(params, text)
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ('[{"name": "go", "parameters": {"to": [1, 2]}}]', True),
+        ('[{"name":"go","parameters":{"to":[1,2]}},{"name":"stop","parameters":{}}]', True),
+        ('[{"name": "turn", "parameters": {"by": 1.5}}]', True),
+        ("[]", False),
+        ('{"name": "stop", "parameters": {}}', False),
+        ('[{"name": "fly", "parameters": {}}]', False),
+        ('[{"name": "go", "parameters": {"to": [1]}}]', False),
+        ('[{"name": "go", "parameters": {}}]', False),
+        ('[{"name": "stop"}]', False),
+        ('[{"name": "stop", "parameters": 5}]', False),
+        ('[{"name": "stop", "parameters": {}, "more": 1}]', False),
+        ("Hello", False),
+    ],
+)
+def test_required(text: str, allowed: bool) -> None:
+    assert allows(text, "required") == allowed
+
+
+def test_one_call_where_they_are_not_parallel() -> None:
+    call = '{"name": "stop", "parameters": {}}'
+    assert allows(f"[{call}, {call}]", "required", parallel_tool_calls=True)
+    assert allows(f"[{call}]", "required", parallel_tool_calls=False)
+    assert not allows(f"[{call}, {call}]", "required", parallel_tool_calls=False)
+
+
+def test_named() -> None:
+    assert allows('{"to": [1, 2]}', named("go"))
+    assert not allows('{"to": [1]}', named("go"))
+    assert not allows("[1]", named("turn"))
+    assert allows("{}", named("stop"))
+
+
+def test_the_request_stays_as_it_is() -> None:
+    """Definitions are moved in a copy: the template shows the tools as they came."""
+    request = ChatCompletionRequest(messages=[], tools=TOOLS, tool_choice="required")
+    forced_calls(request)
+    assert chosen_tools(request)[0]["function"]["parameters"]["$defs"] == {"Point": POINT}
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "none"])
+def test_nothing_is_forced(choice: str | None) -> None:
+    request = ChatCompletionRequest(messages=[], tools=TOOLS, tool_choice=choice)
+    assert forced_calls(request) is None
+    assert chosen_tools(request) == ([] if choice == "none" else TOOLS)
