@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -35,7 +36,7 @@ class Compiled:
 
     Attributes:
         matcher: at its start, to be copied; None where there is an error.
-        num_bytes: what it counts for in the cache.
+        num_bytes: what it counts for in the cache, its text apart.
     """
 
     matcher: LLMatcher | None
@@ -159,10 +160,10 @@ class GrammarCompiler:
         with self._lock:
             self._pending.discard(source)
             self._done[source] = compiled
-            self._num_bytes += compiled.num_bytes
+            self._num_bytes += compiled.num_bytes + sys.getsizeof(source.text)
             while self._num_bytes > CACHE_BYTES and len(self._done) > 1:
-                _, oldest = self._done.popitem(last=False)
-                self._num_bytes -= oldest.num_bytes
+                of_oldest, oldest = self._done.popitem(last=False)
+                self._num_bytes -= oldest.num_bytes + sys.getsizeof(of_oldest.text)
                 dropped.append(oldest)
         dropped.clear()
 

@@ -32,8 +32,8 @@ def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
     """The grammar that a request asks for.
 
     Raises:
-        RequestError: a structural tag is malformed. Whether a grammar can be used is found out when
-            it is compiled.
+        RequestError: a structural tag or a schema's x-guidance is malformed. Whether a grammar can
+            be used is found out when it is compiled.
     """
     if params.json is not None:
         assert isinstance(params.json, str), "checking it made it text"
@@ -43,7 +43,9 @@ def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
     if params.regex is not None:
         return GrammarSource("regex", params.regex)
     if params.choice is not None:
-        return GrammarSource("lark", "start: " + " | ".join(map(_quoted, params.choice)))
+        # One lexeme: alternatives of a rule would be an item each, of which a row has few.
+        texts = " | ".join(map(_quoted, params.choice))
+        return GrammarSource("lark", f"start: CHOICE\nCHOICE: {texts}")
     if params.grammar is not None:
         return GrammarSource("gbnf" if "::=" in params.grammar else "lark", params.grammar)
     assert isinstance(params.structural_tag, str), "checking it made it text"
@@ -57,9 +59,12 @@ def _with_options(schema: Any, params: StructuredOutputsParams) -> str:
     if params.disable_additional_properties:
         _close_objects(schema)
     options: dict[str, Any] = {"whitespace_pattern": DEFAULT_WHITESPACE}
-    own = schema.get("x-guidance")
-    if isinstance(own, dict):
-        options |= own
+    own = schema.get("x-guidance", {})
+    if not isinstance(own, dict):
+        raise RequestError(
+            f"x-guidance={shown(own)} of a schema must be an object", param="structured_outputs"
+        )
+    options |= own
     if params.whitespace_pattern is not None:
         options["whitespace_pattern"] = params.whitespace_pattern
     if params.disable_any_whitespace:

@@ -95,7 +95,7 @@ def test_short_ones_first_and_none_that_nobody_waits_for(
 def test_the_least_recently_used_go(
     compiler: GrammarCompiler, probe: type[_Probe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CACHE_BYTES", 3 << 20)
+    monkeypatch.setattr(module, "CACHE_BYTES", (3 << 20) + 1024)  # texts count too
     probe.num_bytes = 1 << 20
     a, b, c, d = (regex(x) for x in "abcd")
     for source in (a, b, c):
@@ -107,6 +107,16 @@ def test_the_least_recently_used_go(
     assert compiler.result(b) is None
     wait_for(compiler, b)
     assert probe.asked.count(b) == 2
+
+
+def test_long_texts_count(
+    compiler: GrammarCompiler, probe: type[_Probe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of broken grammars too: they are the keys."""
+    monkeypatch.setattr(module, "CACHE_BYTES", 3 << 20)
+    for i in range(4):
+        wait_for(compiler, GrammarSource("lark", f"{i}" * (1 << 20)))
+    assert len(compiler._done) == 2
 
 
 def test_one_that_takes_too_much_memory(compiler: GrammarCompiler, probe: type[_Probe]) -> None:

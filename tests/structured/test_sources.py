@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.contracts.structured_outputs import MAX_CHOICES
 from octavo.contracts.structured_outputs import StructuredOutputsParams as Params
 from octavo.errors import RequestError
 from octavo.structured.backend import GrammarError
 from octavo.structured.sources import grammar_source
-from tests.structured.lab import accepts
+from tests.structured.lab import accepts, follows, matcher_of
 
 ONE_INTEGER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -137,6 +138,19 @@ def test_choice(choice: list[str], other: str) -> None:
     params = Params(choice=choice)
     assert all(accepts(params, text) for text in choice)
     assert accepts(params, other) == (other in choice)
+
+
+def test_as_many_choices_as_may_be() -> None:
+    texts = [f"item {i}" for i in range(MAX_CHOICES)]
+    matcher = matcher_of(grammar_source(Params(choice=texts)))
+    matcher.compute_bitmask()
+    assert follows(matcher, texts[-1].encode())
+    assert matcher.is_accepting()
+
+
+def test_guidance_of_a_schema_is_an_object() -> None:
+    with pytest.raises(RequestError, match="x-guidance=1 of a schema must be an object"):
+        grammar_source(Params(json={**ONE_INTEGER, "x-guidance": 1}))
 
 
 @pytest.mark.parametrize(
