@@ -18,10 +18,12 @@ OCTAVO_INLINE float magnitude(const float* x, int count) {
   return reduce_max(max);
 }
 
-// codes = round(x * 127 / max), ties to even; returns the scale, max / 127, and the codes' sum.
-OCTAVO_INLINE float quantize_group(const float* x, int count, std::int8_t* codes, float* sum) {
+// codes = round(x * 127 / max), ties to even; returns the scale, max / 127, and the codes' sum. In
+// a row that is not finite all codes are 0: there are none for NaN.
+OCTAVO_INLINE float quantize_group(const float* x, int count, bool is_finite, std::int8_t* codes,
+                                   float* sum) {
   const float max = magnitude(x, count);
-  const bool usable = max > kSmallestMax && max < __builtin_inff();
+  const bool usable = is_finite && max > kSmallestMax;
   const F32 inverse = set1(usable ? 127.0f / max : 0.0f), zero = set1(0.0f);
   F32 total = zero;
   for (int i = 0; i < count; i += kLanes) {
@@ -66,7 +68,9 @@ void quantize(const QuantizeArgs& args, const Task& task) {
     float* corrections = scales + groups;
     for (int g = 0; g < groups; ++g) {
       float sum;
-      scales[g] = quantize_group(row + g * group, group, codes + g * group, &sum) + poison;
+      const float scale =
+          quantize_group(row + g * group, group, poison == 0.0f, codes + g * group, &sum);
+      scales[g] = scale + poison;
       if (args.has_min) {
         corrections[g] = scales[g] * sum;
       } else {
