@@ -10,15 +10,10 @@ namespace octavo {
 namespace {
 
 constexpr std::int64_t kMaxDim = 1 << 30;
-constexpr std::int64_t kMaxQuantizedK = 1 << 17;  // int32 sums of int8 products stay exact
 constexpr int kHalfPanel = kPanel / 2;
 
 bool is_quantized(WeightFormat format) {
   return format != WeightFormat::kF32 && format != WeightFormat::kBf16;
-}
-
-std::int64_t round_to(std::int64_t n, std::int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
 }
 
 float to_float(bf16 x) {
@@ -100,7 +95,6 @@ PackedLinear::PackedLinear(WeightHeap& heap, WeightFormat format, std::int64_t n
   require(!gated || n % 2 == 0, "a gated weight needs as many gate rows as up rows");
   const WeightTraits& traits = traits_of(format);
   const bool quantized = is_quantized(format);
-  require(!quantized || k <= kMaxQuantizedK, "a quantized weight has at most 2^17 inputs");
   const std::int64_t columns = gated ? round_to(n / 2, kHalfPanel) * 2 : round_to(n, kPanel);
   const std::int64_t step = quantized                       ? std::max(kColumnPad, traits.group)
                             : format == WeightFormat::kBf16 ? 2
@@ -167,6 +161,7 @@ std::vector<PackedLinear::Run> PackedLinear::runs_of(std::int64_t first, std::in
 template <class Pack>
 void PackedLinear::pack_runs(ThreadPool& pool, std::int64_t first, std::int64_t rows,
                              const Pack& pack) {
+  require(is_loaded(), "this linear weight is unloaded");
   const std::vector<Run> runs = runs_of(first, rows);
   const std::int64_t num_runs = static_cast<std::int64_t>(runs.size());
   pool.run([&](int thread) {

@@ -12,10 +12,6 @@ constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kTail =
     kPage;  // kernels load whole vectors: some read past the last element
 
-std::int64_t round_to(std::int64_t n, std::int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
 }  // namespace
 
 Region::Region(std::int64_t bytes, bool huge) : bytes_(bytes) {

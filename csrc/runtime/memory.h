@@ -7,6 +7,11 @@
 
 namespace octavo {
 
+// Up to the next multiple.
+inline std::int64_t round_to(std::int64_t n, std::int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
 // An anonymous mapping. `huge` asks for 2 MB pages, and aligns to them.
 class Region {
  public:

@@ -8,11 +8,7 @@
 namespace octavo {
 namespace {
 
-std::int64_t padded_width(std::int64_t width) {
-  return (width + kColumnPad - 1) / kColumnPad * kColumnPad;
-}
-
-std::int64_t to_pages(std::int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+std::int64_t to_pages(std::int64_t bytes) { return round_to(bytes, 4096); }
 
 }  // namespace
 
@@ -95,7 +91,7 @@ void Program::plan_memory() {
   for (std::size_t id = 0; id < values_.size(); ++id) {
     Value& v = *values_[id];
     if (v.shares >= 0) continue;
-    v.buffer.ld = padded_width(v.info.width);
+    v.buffer.ld = round_to(v.info.width, kColumnPad);
     const std::int64_t item = element_bytes(v.info.dtype);
     // Rows a multiple of 1 KB apart would fall into the same few cache sets.
     if (v.operand && !v.is_tap && v.buffer.ld * item % 1024 == 0) v.buffer.ld += kColumnPad;
@@ -121,7 +117,7 @@ void Program::plan_memory() {
   scratch_bytes_ = to_pages(scratch_bytes_);
   const std::int64_t scratch = scratch_bytes_ * pool_->num_threads();
   const std::int64_t partials = partial_rows_ * (partial_width_ + 2) * 4;
-  argmax_partials_.ld = (argmax_rows_ + 31) / 32 * 32;  // threads write to lines of their own
+  argmax_partials_.ld = round_to(argmax_rows_, 32);  // threads write to lines of their own
   const std::int64_t best = argmax_partials_.ld * pool_->num_threads() * 4;
   arena_ = std::make_unique<Region>(buffers + scratch + to_pages(partials) + 2 * best, true);
   for (std::size_t i = 0; i < planned.size(); ++i) {

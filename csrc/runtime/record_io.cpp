@@ -8,10 +8,6 @@
 namespace octavo {
 namespace {
 
-std::int64_t padded_width(std::int64_t width) {
-  return (width + kColumnPad - 1) / kColumnPad * kColumnPad;
-}
-
 // A thread's rows.
 std::int64_t share_begin(const Task& task) {
   return static_cast<std::int64_t>(task.rows) * task.thread / task.num_threads;
@@ -36,7 +32,7 @@ int Program::input(const std::string& name, std::int64_t width, DType dtype) {
   const auto run = [this, name, to, width, dtype](const Task& task) {
     const StepArrays::Extra& x = current_->extra.at(name);
     const std::int64_t item = element_bytes(dtype);
-    const std::int64_t padding = padded_width(width) - width;
+    const std::int64_t padding = round_to(width, kColumnPad) - width;
     for (std::int64_t i = share_begin(task); i < share_end(task); ++i) {
       char* row = static_cast<char*>(to->data) + i * to->ld * item;
       if (x.dtype == dtype) {
@@ -70,7 +66,7 @@ int Program::select_rows(int x) {
   const Buffer* src = &values_[x]->buffer;
   const Buffer* dst = &values_[out]->buffer;
   const std::int64_t item = element_bytes(from.dtype);
-  const std::int64_t bytes = padded_width(from.width) * item;
+  const std::int64_t bytes = round_to(from.width, kColumnPad) * item;
   const auto run = [src, dst, item, bytes](const Task& task) {
     for (std::int64_t i = share_begin(task); i < share_end(task); ++i) {
       const std::int64_t row = task.step->logit_rows[i];
@@ -93,7 +89,7 @@ int Program::host_call(int x, std::function<void(const HostRows&)> call) {
     for (std::int64_t i = share_begin(task); i < share_end(task); ++i) {
       std::memcpy(static_cast<char*>(to->buffer.data) + i * to->buffer.ld * item,
                   static_cast<const char*>(from->buffer.data) + i * from->buffer.ld * item,
-                  static_cast<std::size_t>(padded_width(info.width) * item));
+                  static_cast<std::size_t>(round_to(info.width, kColumnPad) * item));
     }
   }).row_local = false;
   read(out);

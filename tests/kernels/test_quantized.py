@@ -233,5 +233,15 @@ def test_unknown_blocks_are_refused_natively() -> None:
         packed.put_blocks(device, 0, "q9", rows)
     with pytest.raises(KernelError, match="unknown weight format"):
         _cpu.PackedLinear(device, "int3", 2, 64, False, False)
-    with pytest.raises(KernelError, match=r"2\^17"):
-        _cpu.PackedLinear(device, "int8", 2, 2**17 + 1, False, False)
+
+
+def test_an_unloaded_weight_takes_no_rows() -> None:
+    from octavo import _cpu
+
+    device = _cpu.Device(1, [], "")
+    packed = _cpu.PackedLinear(device, "int8_g32", 2, 64, False, False)
+    packed.unload()
+    with pytest.raises(KernelError, match="unloaded"):
+        packed.put_rows(device, 0, np.zeros((2, 64), dtype=np.float32))
+    with pytest.raises(KernelError, match="unloaded"):
+        packed.put_blocks(device, 0, "q8_0", np.zeros((2, 68), dtype=np.uint8))
