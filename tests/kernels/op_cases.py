@@ -318,6 +318,16 @@ for variant in ("int8", "q4_1", "q8_0", "q6_k"):
 
         return forward
 
+    @_case("argmax", f"quantized-{variant}")
+    def _(lab: Lab, variant: str = variant) -> Forward:
+        k, weight = _quantized(lab, variant, 50)
+
+        def forward(ops: Ops) -> None:
+            x = ops.select_rows(lab.act(ops, k))
+            ops.output("out", ops.argmax(x, weight, scale=0.5))
+
+        return forward
+
 
 for activation, k, n, bias in (
     (Activation.SILU, 64, 96, False),
