@@ -68,7 +68,6 @@ class TestOutputs:
             graph.replay(step)
 
     def test_what_nobody_wants_is_not_computed(self) -> None:
-        calls: list[str] = []
         backend = cpu()
         weight = backend.pack_linear([tensor(2, 32, 32)])
 

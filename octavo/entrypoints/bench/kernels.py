@@ -18,6 +18,7 @@ from octavo.entrypoints.bench.report import Report, machine
 from octavo.entrypoints.bench.step_lab import StepLab, step_lab
 from octavo.errors import ConfigError
 from octavo.kernels.cpu_ceilings import Ceilings, measure_ceilings
+from octavo.kernels.cpu_overhead import measure_overhead
 
 FORMATS: Mapping[str, Mapping[str, Any]] = {
     "auto": {},
@@ -70,9 +71,11 @@ def run_steps(config: EngineConfig, options: KernelOptions) -> Report:
 
 
 def run_kernels(config: EngineConfig, options: KernelOptions) -> Report:
-    """Ops: a row per format, step and kind of op, times and costs added up over the layers; and
-    what the calling thread waits for others. Raises as `step_lab`."""
+    """Ops: a row per format, step and kind of op, times and costs added up over the layers; what
+    the calling thread waits for others; and what a program costs that computes nothing. Raises as
+    `step_lab`."""
     rows: list[dict[str, Any]] = []
+    empty: list[dict[str, Any]] = []
     measured: list[dict[str, Any]] = []
     for case in _cases(config, options):
         with case.between_ceilings(measured) as ceilings:
@@ -82,7 +85,9 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> Report:
             rows.append(case.head() | what | _row(spent.cost, spent.seconds, ceilings.mean()))
         waiting = {"op": "wait", "of": "", "count": 1}
         rows.append(case.head() | waiting | _row(NOTHING, waited, ceilings.mean()))
-    return _report("kernels", config, options, {"ops": rows, "ceilings": measured})
+        empty.append(case.head() | asdict(measure_overhead(case.lab.backend)))
+    results = {"ops": rows, "program overhead": empty, "ceilings": measured}
+    return _report("kernels", config, options, results)
 
 
 @dataclass(slots=True)

@@ -106,7 +106,10 @@ def test_steps(model: Path) -> None:
 
 def test_ops_add_up_to_the_step(model: Path) -> None:
     steps = run_steps(config_of(model), OPTIONS).results["steps"]
-    ops = run_kernels(config_of(model), OPTIONS).results["ops"]
+    found = run_kernels(config_of(model), OPTIONS).results
+    ops = found["ops"]
+    of = [(row["format"], row["step"]) for row in found["program overhead"]]
+    assert of == [(step["format"], step["step"]) for step in steps]
     for step in steps:
         own = [o for o in ops if (o["format"], o["step"]) == (step["format"], step["step"])]
         assert sum(o["gop"] for o in own) == pytest.approx(step["gop"])
