@@ -126,6 +126,7 @@ class RunnerOutput:
             about the token that follows the i-th of them, as long as it is one of the prompt.
         pooler_outputs: request id → vector.
         errors: request id → why this request alone failed.
+        error_params: request id → its field that is at fault, where it is the request's.
         extras: per-feature results, keyed by feature.
     """
 
@@ -136,4 +137,5 @@ class RunnerOutput:
     prompt_logprobs: dict[str, LogprobRows] = field(default_factory=dict)
     pooler_outputs: dict[str, np.ndarray] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    error_params: dict[str, str] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)

@@ -368,7 +368,7 @@ class Scheduler:
             errors = {r: "no token was sampled" for r in step.samples if not sampled.get(r)}
             errors.update(output.errors)
         if errors:
-            outputs += self._fail_in(record, errors)
+            outputs += self._fail_in(record, errors, output.error_params)
         has_more = output.logprobs or output.prompt_logprobs or output.pooler_outputs
         rest = output if has_more else None
         for scheduled in record.scheduled:
@@ -393,7 +393,9 @@ class Scheduler:
         if request.engine_request.fork_of is None:
             self._stats.prompt_tokens += request.num_prompt_tokens
 
-    def _fail_in(self, record: StepRecord, errors: Mapping[str, str]) -> list[EngineOutput]:
+    def _fail_in(
+        self, record: StepRecord, errors: Mapping[str, str], params: Mapping[str, str]
+    ) -> list[EngineOutput]:
         """Fail requests of a step, before the results of the others are looked at.
 
         What they computed in this step and later ones is not to be trusted, and they need not
@@ -407,7 +409,7 @@ class Scheduler:
         # Those preempted since then as well: coming back only to fail, they would restart others,
         # and be restarted, again and again.
         outputs = [
-            self._fail(request, errors[request.request_id])
+            self._fail(request, errors[request.request_id], params.get(request.request_id))
             for request in failed
             if not request.is_finished
         ]

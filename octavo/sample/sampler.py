@@ -32,7 +32,7 @@ from octavo.sample.stage import LogitsStage, SampleBatch
 
 _LEAST_TEMPERATURE = np.float32(1e-30)
 _NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
-_NOTHING_LEFT = (
+NOTHING_LEFT = (
     "no token may come next: structured_outputs, allowed_token_ids, bad_words and min_tokens "
     "together exclude all"
 )
@@ -216,5 +216,5 @@ class Sampler:
         failed = {}
         for row in np.flatnonzero(~good).tolist():
             values = self._backend.to_numpy(logits[row])
-            failed[row] = _NOTHING_LEFT if (values == -np.inf).all() else _NOT_FINITE
+            failed[row] = NOTHING_LEFT if (values == -np.inf).all() else _NOT_FINITE
         return failed

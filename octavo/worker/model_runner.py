@@ -32,7 +32,7 @@ from octavo.kernels.ops import Backend, Graph, KVCache, StepLimits
 from octavo.log import get_logger
 from octavo.sample.logits_processor import LogitsProcessor
 from octavo.sample.logprobs import PromptChunk, PromptLogprobs
-from octavo.sample.sampler import Sampler, merged_rows
+from octavo.sample.sampler import NOTHING_LEFT, Sampler, merged_rows
 from octavo.sample.stage import MaskedRows, SampleBatch
 from octavo.worker.logits import ForwardResult, StepForward
 from octavo.worker.request_state import RequestState
@@ -275,6 +275,10 @@ class ModelRunner:
             why = next((sampled.failed[r] for r in rows if r in sampled.failed), None)
             if why is not None:
                 self._fail(request_id, why)
+                if why == NOTHING_LEFT:
+                    has_grammar = grammar is not None and request_id in grammar.request_ids
+                    field = "structured_outputs" if has_grammar else "allowed_token_ids"
+                    output.error_params[request_id] = field
                 continue
             tokens[request_id] = token_ids[rows.start : rows.stop]
             if rows[0] in sampled.logprobs:

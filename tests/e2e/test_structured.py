@@ -275,6 +275,7 @@ class TestFailures:
         )
         (output,) = tiny.generate("x", params)
         assert "structured_outputs, allowed_token_ids" in (output.outputs[0].error or "")
+        assert output.outputs[0].error_param == "structured_outputs"
 
     def test_aborted_while_it_waits(self, tiny_path: Path) -> None:
         with closing(Lab(tiny_path, num_threads=1)) as lab:

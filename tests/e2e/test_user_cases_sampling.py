@@ -233,6 +233,7 @@ def test_a_request_that_excludes_all_tokens_fails_alone(tiny: LLM) -> None:
     good, bad = tiny.generate(["same", "same"], params, use_tqdm=False)
     assert bad.outputs[0].finish_reason == "error"
     assert "exclude all" in (bad.outputs[0].error or "")
+    assert bad.outputs[0].error_param == "allowed_token_ids"
     assert good.outputs == ask(tiny, "same", max_tokens=4).outputs
 
 
