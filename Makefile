@@ -8,7 +8,8 @@ S      := .venv/.stamps
 MODEL  := smollm2-135m
 ARGS   :=
 SANITIZED := tests/kernels/test_cpu.py tests/kernels/test_cpu_kernels.py tests/kernels/test_program.py \
-             tests/kernels/test_contract.py tests/kernels/test_cpu_sampling.py
+             tests/kernels/test_contract.py tests/kernels/test_cpu_sampling.py \
+             tests/kernels/test_quantized.py
 
 # The lock wins over a constraint file that the user's pip configuration may name; -qq leaves only
 # errors to print; a relative path, because pip splits the variable at spaces.
