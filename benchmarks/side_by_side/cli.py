@@ -25,8 +25,6 @@ from octavo.entrypoints.cli.fetch import fetch_model
 from octavo.env import octavo_home
 from octavo.kernels.cpu_ceilings import measure_ceilings
 
-_FIRST_PORT = 18431
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the session that the arguments ask for; print the table. Returns the exit status."""
@@ -81,9 +79,10 @@ def _online(options: argparse.Namespace) -> int:
     runs: list[online.OnlineRun] = []
     with ExitStack() as stack:
         servers = {}
-        for i, (name, start) in enumerate(online.SERVERS.items()):
+        for name, start in online.SERVERS.items():
+            port = online.free_port()
             server = stack.enter_context(
-                start(options.cache, weights["bf16 folder"], options.num_threads, _FIRST_PORT + i)
+                start(options.cache, weights["bf16 folder"], options.num_threads, port)
             )
             server.wait_ready(online.READY_SECONDS)
             server.pause()

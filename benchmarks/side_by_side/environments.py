@@ -104,4 +104,6 @@ def _run(command: list[str], variables: Mapping[str, str], folder: Path | None =
     )
     if done.returncode != 0:
         lines = (done.stdout + done.stderr).strip().splitlines()
-        raise InstallError(f"{' '.join(command[:4])} …: {' / '.join(lines[-_SHOWN_LINES:])}")
+        # Results keep the message: it is without our paths.
+        what = " ".join([Path(command[0]).name, *command[1:4]])
+        raise InstallError(f"{what} …: {' / '.join(lines[-_SHOWN_LINES:])}")

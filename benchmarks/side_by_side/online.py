@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import statistics
 import sys
 import time
@@ -46,6 +47,13 @@ class HTTPServer(EngineProcess):
                 if time.monotonic() > deadline or not self.is_running():
                     raise DriverError(f"{self.name}: {error}{self._last_words()}") from error
             time.sleep(0.5)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now: another's server would be taken for the one started."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
 
 
 def octavo_server(cache: Path, model: Path, num_threads: int, port: int) -> HTTPServer:

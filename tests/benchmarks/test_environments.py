@@ -49,7 +49,7 @@ def test_made_anew_when_the_requirements_change(tmp_path: Path, commands: list[l
 
 def test_a_failure_says_what_pip_said(tmp_path: Path, commands: list[list[str]]) -> None:
     other = Environment(name="other", requirements=("other",))
-    with pytest.raises(InstallError, match="pip install …: a / b / no such package"):
+    with pytest.raises(InstallError, match=r"^python -m pip install …: a / b / no such package"):
         install(other, tmp_path)
     with pytest.raises(InstallError):
         install(other, tmp_path)  # nothing is taken for made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from benchmarks.side_by_side.online import (
     INPUT_LEN,
     HTTPServer,
     OnlineRun,
+    free_port,
     prompts,
     run_round,
     summary,
@@ -22,12 +22,6 @@ from benchmarks.side_by_side.online import (
     to_json,
 )
 from tests.tiny_model import write_tiny_llama
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def serve(name: str, folder: Path, *arguments: str) -> HTTPServer:
