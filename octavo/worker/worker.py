@@ -176,7 +176,8 @@ def resolve_dtype(name: str, checkpoint: DType) -> DType:
 def step_limits(
     scheduler: SchedulerConfig, max_model_len: int, groups: Sequence[KVCacheGroup]
 ) -> StepLimits:
-    """The largest step that the scheduler can ask for."""
+    """The largest step that the scheduler can ask for, but for logits rows: the head computes them
+    in parts where there are more."""
     smallest_block = min(group.spec.block_size for group in groups)
     max_requests = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     return StepLimits(
