@@ -74,10 +74,6 @@ OCTAVO_INLINE void store(double* p, const LaneSums& sums) {
 
 using I32 = __m256i;
 OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return _mm256_set1_epi32(x); }
-OCTAVO_INLINE I32 load_i32(const void* p) {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
-}
-OCTAVO_INLINE void store_i32(void* p, I32 v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 OCTAVO_INLINE F32 to_float(I32 v) { return _mm256_cvtepi32_ps(v); }
 OCTAVO_INLINE F32 load_half(const std::uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

@@ -13,9 +13,8 @@
 //     widen, narrow       kLanes elements to and from F32 (round to nearest even)
 //     kMaxRows            rows of a GEMM tile; kMaxUnblockedK, kBlockK: see gemm.inl.h
 //
-// For quantized weights: `I32`, kLanes int32, with set1_i32, load_i32, store_i32, to_float;
-// load_half (kLanes float16 to F32), store_int8 (integral values within ±127); and a policy of the
-// products, equal on every ISA:
+// For quantized weights: `I32`, kLanes int32, with set1_i32, to_float; load_half (kLanes float16 to
+// F32), store_int8 (integral values within ±127); and a policy of the products, equal on every ISA:
 //     Raw                 kLanes columns of 4 bytes of weights, by load_raw
 //     W                   kLanes columns of 4 codes: all bytes of a Raw
 //     W4                  the same of its low or high nibbles

@@ -84,12 +84,6 @@ OCTAVO_INLINE void store(double* p, const LaneSums& sums) {
 
 using I32 = I32x4;
 OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return I32{x, x, x, x}; }
-OCTAVO_INLINE I32 load_i32(const void* p) {
-  I32 v;
-  __builtin_memcpy(&v, p, sizeof v);
-  return v;
-}
-OCTAVO_INLINE void store_i32(void* p, I32 v) { __builtin_memcpy(p, &v, sizeof v); }
 OCTAVO_INLINE F32 to_float(I32 v) { return __builtin_convertvector(v, F32); }
 OCTAVO_INLINE F32 load_half(const std::uint16_t* p) {
   return F32{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};

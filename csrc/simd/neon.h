@@ -67,8 +67,6 @@ OCTAVO_INLINE void store(double* p, const LaneSums& sums) {
 
 using I32 = int32x4_t;
 OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return vdupq_n_s32(x); }
-OCTAVO_INLINE I32 load_i32(const void* p) { return vld1q_s32(static_cast<const std::int32_t*>(p)); }
-OCTAVO_INLINE void store_i32(void* p, I32 v) { vst1q_s32(static_cast<std::int32_t*>(p), v); }
 OCTAVO_INLINE F32 to_float(I32 v) { return vcvtq_f32_s32(v); }
 OCTAVO_INLINE F32 load_half(const std::uint16_t* p) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
