@@ -57,12 +57,13 @@ class Generation:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        num_choices = len(self.prompts) * self.params.n
+        num_choices = len(self.prompts) * self.params.num_sequences
         if num_choices > MAX_CHOICES:
+            name = "n" if self.params.best_of is None else "best_of"
             raise bad_request(
-                f"{len(self.prompts)} prompts with n={self.params.n} are {num_choices} "
-                f"completions; at most {MAX_CHOICES} in one request",
-                "n",
+                f"{len(self.prompts)} prompts with {name}={self.params.num_sequences} are "
+                f"{num_choices} completions; at most {MAX_CHOICES} in one request",
+                name,
             )
         self._ids = [self.server.internal_id(self.public_id) for _ in self.prompts]
         self.ticket.admit(
@@ -151,8 +152,7 @@ class Generation:
         )
 
     async def _search(self, i: int, beams: BeamSearchParams) -> AsyncGenerator[RequestOutput, None]:
-        for engine_id in engine_request_ids(self._ids[i], self.params.num_sequences):
-            self.server.admission.started(engine_id)  # its beams have ids of their own
+        # Its beams have ids of their own: the ticket counts them as waiting until the end.
         yield await self.model.engine.beam_search(
             {"prompt_token_ids": self.prompts[i]},
             msgspec.structs.replace(beams, max_tokens=self._params(i).max_tokens),

@@ -146,6 +146,33 @@ def test_what_beams_do_not_take(server: Live, fields: dict[str, Any], param: str
     assert reply.error["param"] == param
 
 
+@pytest.mark.parametrize("fields", [{"n": 128}, {"n": 1, "best_of": 128, "temperature": 1}])
+def test_completions_of_a_request_are_bounded(server: Live, fields: dict[str, Any]) -> None:
+    reply = server.complete([PROMPT] * 9, max_tokens=1, **fields)
+    assert reply.status == 400
+    assert "are 1152 completions; at most 1024" in reply.error["message"]
+    assert reply.error["param"] == next(name for name in ("best_of", "n") if name in fields)
+
+
+async def test_beams_fill_the_queue(server: Live) -> None:
+    """As long as they are searched for; then others are let in again."""
+    body = {"prompt": [PROMPT] * 8, "use_beam_search": True, "n": 128, "max_tokens": 100}
+    body["ignore_eos"] = True
+    request = asyncio.ensure_future(server.apost("/v1/completions", body))
+    one = {"prompt": PROMPT, "max_tokens": 1}
+    await asyncio.sleep(0.5)
+    reply = await server.apost("/v1/completions", one)
+    assert (reply.status, reply.error["code"]) == (503, "queue_full")
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+    for _ in range(200):  # the server is told that the client left
+        if (reply := await server.apost("/v1/completions", one)).status == 200:
+            break
+        await asyncio.sleep(0.02)
+    assert reply.status == 200
+    await asyncio.to_thread(server.until_idle)
+
+
 async def test_a_client_that_leaves_a_beam_search(server: Live) -> None:
     """Nothing goes on computing, and nothing is held."""
     body = {"prompt": PROMPT, "use_beam_search": True, "n": 8, "max_tokens": 400}
