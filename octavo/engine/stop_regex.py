@@ -33,7 +33,7 @@ MAX_STATES = 2048
 MAX_TRANSITIONS = 2048
 """Of all patterns of a request: what a character of the text can take is in proportion to them."""
 
-_CACHE_SIZE = 256
+_CACHE_SIZE = 64
 _UNLIMITED = _constants.MAXREPEAT
 _NAMES = {
     "ASSERT": "lookahead or lookbehind",
@@ -99,10 +99,12 @@ class StopRegex:
                 raise _refused(pattern, f"uses the flag (?{letter}), which is not supported")
         start = self._state()
         self._readers: list[_State] = []
+        self._tests: dict[tuple[str, Any], Test] = {}  # by an item that was parsed, while it lives
         try:
             self.accept = self._sequence(parsed, start)
         except RecursionError:
             raise _refused(pattern, "is nested too deeply") from None
+        self._tests.clear()
         self.starts = self._reachable([start])
         self.first_starts = self._reachable([start], is_beginning=True)
         if self.accept in self.first_starts:
@@ -146,7 +148,11 @@ class StopRegex:
 
     def _item(self, kind: str, argument: Any, last: _State) -> _State:
         if kind in ("LITERAL", "NOT_LITERAL", "ANY", "IN"):
-            state = self._state(self._test(kind, argument))
+            # Copies of a repeated class share its test: it may be large, and they many.
+            key = (kind, id(argument) if isinstance(argument, list) else argument)
+            if key not in self._tests:
+                self._tests[key] = self._test(kind, argument)
+            state = self._state(self._tests[key])
             last.after.append(state)
             end = self._state()
             state.after.append(end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.detokenizer import Detokenizer
-from octavo.engine.stop_regex import MAX_STATES, RegexMatcher, check_stop_regexes
+from octavo.engine.stop_regex import MAX_STATES, RegexMatcher, StopRegex, check_stop_regexes
 from octavo.errors import RequestError
 from tests.engine.fakes import ByteTokenizer
 
@@ -125,6 +126,18 @@ def test_a_large_class_costs_no_more_than_a_small_one() -> None:
         assert matcher.advance("a" * 900, 0) is None
         took.append(time.perf_counter() - start)
     assert took[1] < 20 * took[0]
+
+
+def test_memory_is_bounded() -> None:
+    """Compiled patterns are kept; a large class in each of many states is there once."""
+    letters = "".join(chr(0x4E00 + 2 * i) for i in range(900))
+    tracemalloc.start()
+    try:
+        kept = StopRegex(f"[{letters}]{{1,900}}Z")
+        assert tracemalloc.get_traced_memory()[0] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert kept.num_transitions > 900
 
 
 def test_several_are_bounded_together() -> None:
