@@ -73,14 +73,14 @@ def variant_of(name: str, stored: Weights) -> Variant:
         return Variant(
             name=name,
             weights={n: _off_the_grid(tensor, rng) for n, tensor in stored.items()},
-            quantization=quantization_of(name, "auto"),
+            quantization=quantization_of(name),
             reference_dtype=DType.BF16,
             limit={"int8": 0.02, "int4": 0.1}[name],
         )
     return Variant(
         name=name,
         weights={n: in_blocks(tensor, DType(name)) for n, tensor in stored.items()},
-        quantization=UNQUANTIZED if name == "bfloat16" else quantization_of("gguf", "auto"),
+        quantization=UNQUANTIZED if name == "bfloat16" else quantization_of("gguf"),
         reference_dtype=DType.F32,
         limit=1e-3 if name == "bfloat16" else 5e-3,
     )

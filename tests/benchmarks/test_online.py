@@ -30,6 +30,7 @@ def serve(name: str, folder: Path, *arguments: str) -> HTTPServer:
     return HTTPServer(name, command, {"PYTHONPATH": str(ROOT)}, folder / f"{name}.log", port)
 
 
+@pytest.mark.slow
 def test_a_round(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
