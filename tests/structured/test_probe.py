@@ -42,6 +42,7 @@ def test_its_death_is_that_of_one_grammar(checked: Probe) -> None:
     fast machine gets to llguidance's limit of size before."""
     terminals = "\n".join(f'A{i}: A{i + 1} "y"' for i in range(9000))
     hostile = GrammarSource("lark", f'start: A0\n{terminals}\nA9000: "x"')
+    assert checked.check(GOOD).error is None
     first = checked._process
     error = checked.check(hostile).error or ""
     assert "more than" in error or "too big" in error
