@@ -311,6 +311,22 @@ class StepInputs:
     outputs: Sequence[str] | None = None
     counter_targets: np.ndarray | None = None
 
+    @classmethod
+    def of_rows(cls, num_rows: int, extra: dict[str, np.ndarray]) -> StepInputs:
+        """A step of one request whose every token wants logits, for graphs that read no KV cache:
+        what they compute comes from `extra`."""
+        rows = np.arange(num_rows, dtype=np.int32)
+        return cls(
+            token_ids=np.zeros(num_rows, dtype=np.int32),
+            positions=rows,
+            query_start=np.array([0, num_rows], dtype=np.int32),
+            seq_lens=np.array([num_rows], dtype=np.int32),
+            block_tables=[],
+            slot_mapping=[],
+            logit_rows=rows,
+            extra=extra,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepLimits:

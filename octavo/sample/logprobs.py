@@ -204,7 +204,7 @@ class PromptLogprobs(RunnerFeature):
         for start in range(0, len(token_rows), _HEAD_ROWS):
             part = slice(start, start + _HEAD_ROWS)
             x = self._backend.to_numpy(hidden_states[token_rows[part]])
-            inputs = head_inputs(x)
+            inputs = StepInputs.of_rows(len(x), {"hidden_states": x})
             inputs.outputs = ["logits"]
             logits = self._head.replay(inputs)["logits"]
             rows = np.arange(len(x), dtype=np.int32)
@@ -242,19 +242,3 @@ def _with_listed(
 
 def _num_alternatives(k: int, vocab_size: int) -> int:
     return vocab_size if k == -1 else min(k, vocab_size)
-
-
-def head_inputs(hidden_states: np.ndarray) -> StepInputs:
-    """A step of one request whose tokens are the rows [n, D]."""
-    n = len(hidden_states)
-    counting = np.arange(n, dtype=np.int32)
-    return StepInputs(
-        token_ids=np.zeros(n, dtype=np.int32),
-        positions=counting,
-        query_start=np.array([0, n], dtype=np.int32),
-        seq_lens=np.array([n], dtype=np.int32),
-        block_tables=[],
-        slot_mapping=[],
-        logit_rows=counting,
-        extra={"hidden_states": hidden_states},
-    )

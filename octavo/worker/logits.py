@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from octavo.kernels.ops import Backend, Graph, StepInputs
-from octavo.sample.logprobs import HEAD_LIMITS, head_inputs
+from octavo.sample.logprobs import HEAD_LIMITS
 from octavo.worker.step_batch import StepBatch
 
 LOGITS_ROWS = 64
@@ -70,7 +70,7 @@ class StepForward:
         hidden_states = result.taps["hidden_states"]
         for part in _parts(batch.num_logits, HEAD_LIMITS.max_logit_rows):
             x = self._backend.to_numpy(hidden_states[batch.inputs.logit_rows[part]])
-            inputs = head_inputs(x)
+            inputs = StepInputs.of_rows(len(x), {"hidden_states": x})
             inputs.outputs = [result.tap]
             yield part, self._head.replay(inputs)[result.tap]
 

@@ -152,6 +152,7 @@ def test_grammars(model: LLM) -> None:
     for (grammar, _), text in zip(asked, texts):
         if text is not None:
             lark.Lark(grammar).parse(text)
+    assert texts.count(None) * 4 <= len(texts), "too many were cut by length to say anything"
 
 
 @pytest.mark.parametrize("bias", [["198", "1116", "256", "216"], ["198"], ["216", "256"]])

@@ -34,17 +34,7 @@ class Sampling:
         num_rows, vocab = logits.shape
         if vocab not in self._graphs:
             self._graphs[vocab] = self._capture(vocab)
-        rows = np.arange(num_rows, dtype=np.int32)
-        step = StepInputs(
-            token_ids=np.zeros(num_rows, dtype=np.int32),
-            positions=rows,
-            query_start=np.array([0, num_rows], dtype=np.int32),
-            seq_lens=np.array([num_rows], dtype=np.int32),
-            block_tables=[],
-            slot_mapping=[],
-            logit_rows=rows,
-            extra={"logits": logits.astype(np.float32)},
-        )
+        step = StepInputs.of_rows(num_rows, {"logits": logits.astype(np.float32)})
         return self._graphs[vocab].replay(step)["logits"]
 
     def _capture(self, vocab: int) -> Graph:

@@ -123,7 +123,7 @@ class Bench:
         """The median of a step."""
         sampler = self._sampler(KINDS[kind])
         batch = self._batch(has_bitmask=kind == BITMASK)
-        step = _step_inputs(logits)
+        step = StepInputs.of_rows(len(logits), {"logits": logits})
         times: list[float] = []
         while len(times) < self._options.rounds and sum(times) < self._options.seconds:
             on_device = self._graph.replay(step)["logits"]
@@ -216,10 +216,11 @@ def _run_peer(python: Path, options: SamplerOptions, workload: Workload) -> dict
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(f"--peer-python={python} cannot be run: {error}") from error
-    if done.returncode != 0:
+    answer = done.stdout.splitlines()[-1:]
+    if done.returncode != 0 or not answer:
         last = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
         raise ConfigError(f"--peer-python={python} failed: {last[0]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(answer[0])
 
 
 def _capture(backend: Backend, options: SamplerOptions) -> Graph:
@@ -236,18 +237,3 @@ def _capture(backend: Backend, options: SamplerOptions) -> Graph:
         max_position=options.num_rows,
     )
     return backend.capture(forward, limits)
-
-
-def _step_inputs(logits: np.ndarray) -> StepInputs:
-    num_rows = len(logits)
-    counting = np.arange(num_rows, dtype=np.int32)
-    return StepInputs(
-        token_ids=np.zeros(num_rows, dtype=np.int32),
-        positions=counting,
-        query_start=np.array([0, num_rows], dtype=np.int32),
-        seq_lens=np.array([num_rows], dtype=np.int32),
-        block_tables=[],
-        slot_mapping=[],
-        logit_rows=counting,
-        extra={"logits": logits},
-    )

@@ -19,6 +19,7 @@ from octavo.errors import ConfigError
 if TYPE_CHECKING:
     from octavo.contracts.features import SchedulerHook
     from octavo.engine.llm_engine import LLMEngine
+    from octavo.entrypoints.bench.kernels import KernelOptions
     from octavo.entrypoints.bench.report import Report
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
@@ -221,15 +222,9 @@ def kernels(
 ) -> None:
     """Each op against its roofline: bytes and flops counted from shapes, over this machine's read
     bandwidth and matrix peak, measured in the same run."""
-    from octavo.entrypoints.bench.kernels import KernelOptions, run_kernels
+    from octavo.entrypoints.bench.kernels import run_kernels
 
-    options = KernelOptions(
-        formats=tuple(format),
-        batch_sizes=tuple(batch_size),
-        context_len=context_len,
-        prefill_len=prefill_len,
-        repeats=repeats,
-    )
+    options = _kernel_options(format, batch_size, context_len, prefill_len, repeats)
     fetch_model(engine.model)
     _print(run_kernels(engine, options), as_json, output)
 
@@ -247,17 +242,25 @@ def step(
     output: Output = None,
 ) -> None:
     """Whole forwards against their roofline, as `kernels` does for ops."""
-    from octavo.entrypoints.bench.kernels import KernelOptions, run_steps
+    from octavo.entrypoints.bench.kernels import run_steps
 
-    options = KernelOptions(
-        formats=tuple(format),
-        batch_sizes=tuple(batch_size),
+    options = _kernel_options(format, batch_size, context_len, prefill_len, repeats)
+    fetch_model(engine.model)
+    _print(run_steps(engine, options), as_json, output)
+
+
+def _kernel_options(
+    formats: list[str], batch_sizes: list[int], context_len: int, prefill_len: int, repeats: int
+) -> KernelOptions:
+    from octavo.entrypoints.bench.kernels import KernelOptions
+
+    return KernelOptions(
+        formats=tuple(formats),
+        batch_sizes=tuple(batch_sizes),
         context_len=context_len,
         prefill_len=prefill_len,
         repeats=repeats,
     )
-    fetch_model(engine.model)
-    _print(run_steps(engine, options), as_json, output)
 
 
 @app.command("serve")

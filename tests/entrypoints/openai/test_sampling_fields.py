@@ -177,8 +177,19 @@ async def test_a_client_that_leaves_a_beam_search(server: Live) -> None:
     """Nothing goes on computing, and nothing is held."""
     body = {"prompt": PROMPT, "use_beam_search": True, "n": 8, "max_tokens": 400}
     body["ignore_eos"] = True
+
+    async def num_computed() -> float:
+        return await asyncio.to_thread(server.metric, "generation_tokens_total")
+
+    before = last = await num_computed()
     request = asyncio.ensure_future(server.apost("/v1/completions", body))
-    await asyncio.sleep(0.3)
+    while await num_computed() == before:
+        await asyncio.sleep(0.02)
     request.cancel()
     await asyncio.gather(request, return_exceptions=True)
+    # The engine is idle between two steps of a search, too: it has ended when nothing is added.
+    while (now := await num_computed()) > last:
+        last = now
+        await asyncio.sleep(0.5)
     await asyncio.to_thread(server.until_idle)
+    assert now - before < 8 * 400
