@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -62,7 +63,8 @@ def serve(
     ):
         import uvloop
 
-        core = CoreHandle()  # loads while this process imports the rest
+        # It loads while this process imports the rest.
+        core = CoreHandle(num_front_ends=server.api_server_count)
         status = uvloop.run(_serve(core, engine, server, sock, stop))
     raise typer.Exit(status)
 
@@ -82,22 +84,32 @@ async def _serve(
     try:
         from octavo.entrypoints.openai import http_server
         from octavo.entrypoints.openai.app import build_app
-        from octavo.entrypoints.openai.state import serve_engines
+        from octavo.entrypoints.openai.state import serve_engine
 
         engine = await _started(starting, stop)
         if engine is None:
             return 0
-        names = config.served_model_name or [engine.config.model.model]
-        server = serve_engines(dict.fromkeys(names, engine), config)
+        server = serve_engine(engine, config)
+        app = build_app(server)
         gc.freeze()  # what has been loaded stays: no collection looks at it again
-        return await http_server.serve(
-            build_app(server),
+        serve_app = partial(
+            http_server.serve,
+            app,
             server,
             sock,
             stop,
             drain_seconds=config.shutdown_timeout,
             on_ready=lambda: print(banner(server, engine.info.memory_plan, sock), flush=True),
         )
+        if config.api_server_count == 1:
+            return await serve_app()
+        from octavo.entrypoints.openai.front_ends import FrontEnds
+
+        others = FrontEnds(config, core, sock)
+        with contextlib.closing(others.listen()) as private:
+            others.start()
+            server.siblings = others.http_addresses
+            return await serve_app(private=(app, private), others=others)
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)

@@ -67,8 +67,10 @@ def _information(server: Server) -> list[Route]:
 
     async def metrics(request: Request) -> Response:
         from octavo.entrypoints.openai.metrics import expose
+        from octavo.entrypoints.openai.siblings import fetch
 
-        body, content_type = expose(server, request.headers.get("accept", ""))
+        others = [await fetch(s, "/metrics", _key_of(request)) for s in server.siblings]
+        body, content_type = expose(server, request.headers.get("accept", ""), others)
         return Response(body, headers={"content-type": content_type})
 
     async def models(request: Request) -> Response:
@@ -98,6 +100,10 @@ def _documentation() -> list[Route]:
         return Response(html_page(), media_type="text/html")
 
     return [Route("/openapi.json", openapi), Route("/docs", docs)]
+
+
+def _key_of(request: Request) -> list[tuple[bytes, bytes]]:
+    return [(n, v) for n, v in request.headers.raw if n == b"authorization"]
 
 
 def _card(model: ServedModel) -> ModelCard:
