@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
+from octavo.entrypoints.openai.answers import Health, ModelCard, ModelList, Version
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import json_response, unavailable
-from octavo.entrypoints.openai.responses import Health, ModelCard, ModelList, Version
 from octavo.version import __version__
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from octavo.entrypoints.openai.answers import DetokenizeResponse, TokenizeResponse
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.errors import bad_request, json_response
@@ -15,7 +16,6 @@ from octavo.entrypoints.openai.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from octavo.entrypoints.openai.responses import DetokenizeResponse, TokenizeResponse
 from octavo.errors import shown
 
 if TYPE_CHECKING:
