@@ -1,7 +1,7 @@
 """Several front ends of one server (`--api-server-count`), as the first one sees the others.
 
-Each is a process with an HTTP server of its own, all on the same listening socket (a connection
-goes to whichever is free to take it) and all at the same engine core. Tokenizing, parsing and
+Each is a process with an HTTP server of its own, all listening at the same address and all at the
+same engine core. Tokenizing, parsing and
 writing streams then have as many cores as there are front ends. The first one is `octavo serve`
 itself: it starts the core and the others, starts anew what ends, and stops all of them together.
 """
@@ -68,14 +68,17 @@ class FrontEnds:
     Args:
         config: the server's; its `api_server_count` counts the first one too.
         core: the engine core, with an address for each.
-        sock: the listening socket.
+        socks: their listening sockets. They stay open here: connections to one that has ended wait
+            for the next.
 
     Attributes:
         failed: set when one cannot be kept running.
         http_addresses: their private sockets' paths.
     """
 
-    def __init__(self, config: ServerConfig, core: CoreHandle, sock: socket.socket) -> None:
+    def __init__(
+        self, config: ServerConfig, core: CoreHandle, socks: Sequence[socket.socket]
+    ) -> None:
         self.failed = asyncio.Event()
         addresses = [str(core.folder / f"http-{i}.sock") for i in range(config.api_server_count)]
         self._own_address, *self.http_addresses = addresses
@@ -87,7 +90,7 @@ class FrontEnds:
                 http_addresses=addresses,
                 listener=sock.fileno(),
             )
-            for i in range(1, config.api_server_count)
+            for i, sock in enumerate(socks, start=1)
         ]
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._keepers: Sequence[asyncio.Task[None]] = ()
