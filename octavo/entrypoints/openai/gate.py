@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from octavo.entrypoints.anthropic.errors import error_response
 from octavo.entrypoints.openai.errors import APIError
 from octavo.errors import shown
 from octavo.log import get_logger
@@ -79,7 +80,7 @@ class Gate:
             if scope["path"] in OPEN_PATHS or self._is_authorized(key):
                 await self._app(scope, receive, send_with_id)
             else:
-                await _unauthorized().response()(scope, receive, send_with_id)
+                await error_response(_unauthorized(), scope)(scope, receive, send_with_id)
         finally:
             self._count(scope, status)
             logger.info(
