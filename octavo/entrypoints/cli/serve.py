@@ -9,9 +9,10 @@ import ipaddress
 import json
 import os
 import shlex
+import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,7 @@ from octavo.config.engine import EngineConfig
 from octavo.entrypoints.cli.options import config_options, engine_options
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.env import api_keys
+from octavo.errors import ConfigError
 from octavo.log import configure_logging, get_logger
 
 if TYPE_CHECKING:
@@ -82,13 +84,18 @@ async def _serve(
     try:
         from octavo.entrypoints.openai import http_server
         from octavo.entrypoints.openai.app import build_app
+        from octavo.entrypoints.openai.keys import KeyRing
         from octavo.entrypoints.openai.state import serve_engines
 
+        policy = engine_config.scheduler.scheduling_policy
+        keys = KeyRing(config.api_key or (), config.api_key_file, policy=policy)
+        if config.api_key_file is not None:
+            _reload_at_hangup(keys.reload)
         engine = await _started(starting, stop)
         if engine is None:
             return 0
         names = config.served_model_name or [engine.config.model.model]
-        server = serve_engines(dict.fromkeys(names, engine), config)
+        server = serve_engines(dict.fromkeys(names, engine), config, keys)
         gc.freeze()  # what has been loaded stays: no collection looks at it again
         return await http_server.serve(
             build_app(server),
@@ -115,6 +122,20 @@ async def _started(starting: asyncio.Future[AsyncLLM], stop: StopSignal) -> Asyn
     return starting.result() if starting.done() else None
 
 
+def _reload_at_hangup(reload: Callable[[], None]) -> None:
+    """At SIGHUP read the files again; where they are wrong, all stays as it was."""
+
+    def on_hangup() -> None:
+        try:
+            reload()
+        except ConfigError as error:
+            logger.error("nothing was reloaded: %s", error)
+        else:
+            logger.warning("reloaded at SIGHUP")
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
+
+
 @contextlib.contextmanager
 def _removed_at_exit(path: str | None) -> Iterator[None]:
     try:
@@ -126,7 +147,7 @@ def _removed_at_exit(path: str | None) -> Iterator[None]:
 
 
 def _warn_if_open(config: ServerConfig) -> None:
-    if config.uds is not None or config.api_key or config.host == "localhost":
+    if config.uds is not None or config.has_keys or config.host == "localhost":
         return
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(config.host).is_loopback:
@@ -146,7 +167,7 @@ def banner(server: Server, plan: MemoryPlan, sock: socket.socket) -> str:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])
         shown = url = f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
         curl = "curl"
-    auth = "-H 'Authorization: Bearer KEY' " if server.config.api_key else ""
+    auth = "-H 'Authorization: Bearer KEY' " if server.config.has_keys else ""
     body = {
         "model": next(iter(server.models)),
         "messages": [{"role": "user", "content": "What is the capital of France?"}],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from octavo.entrypoints.openai.admission import Ticket
+    from octavo.entrypoints.openai.keys import ApiKey
     from octavo.entrypoints.openai.state import Server
 
 logger = get_logger(__name__)
@@ -26,10 +27,15 @@ logger = get_logger(__name__)
 
 @dataclass(kw_only=True)
 class Call:
-    """One request on its way."""
+    """One request on its way.
+
+    Attributes:
+        key: whose it is; None where the server has no keys.
+    """
 
     server: Server
     request_id: str
+    key: ApiKey | None
     body: bytes
     ticket: Ticket
 
@@ -52,13 +58,14 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server = self._server
-        with server.admission.enter() as ticket:
+        with server.admission.enter(scope["octavo.record"]) as ticket:
             server.in_flight += 1
             try:
                 check_headers(scope)
                 call = Call(
                     server=server,
                     request_id=scope["octavo.request_id"],
+                    key=scope["octavo.key"],
                     body=await self._read_body(scope, receive, ticket),
                     ticket=ticket,
                 )

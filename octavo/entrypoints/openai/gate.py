@@ -1,22 +1,23 @@
-"""What every request passes first: its id, the API key, and the count for /metrics."""
+"""What every request passes first: its id, its API key and what that may use, and the count for
+/metrics."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.record import RequestRecord
 from octavo.errors import shown
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from octavo.entrypoints.openai.keys import ApiKey
     from octavo.entrypoints.openai.state import Server
 
 logger = get_logger(__name__)
@@ -41,7 +42,13 @@ def is_request_id(value: str) -> bool:
 class Gate:
     """ASGI middleware around the whole application.
 
-    A valid X-Request-Id becomes the request's id and is echoed; an invalid one is replaced.
+    A valid X-Request-Id becomes the request's id and is echoed; an invalid one is replaced. What it
+    finds out is in the scope:
+
+        octavo.request_id   the request's id
+        octavo.key          whose it is (`keys.ApiKey`); None where the server has no keys, or the
+                            route needs none
+        octavo.record       its `RequestRecord`
 
     Args:
         routes: paths that /metrics counts by name; all others are "other".
@@ -51,29 +58,26 @@ class Gate:
         self._app = app
         self._server = server
         self._routes = routes
-        self._keys = [_digest(key.encode()) for key in (server.config.api_key or ())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"no {scope['type']} here")
         started = time.monotonic()
-        request_id = _request_id(scope["headers"])
-        scope["octavo.request_id"] = request_id
-        id_header = (b"x-request-id", request_id.encode())
+        record = RequestRecord(request_id=_request_id(scope["headers"]))
+        scope["octavo.request_id"], scope["octavo.record"] = record.request_id, record
+        id_header = (b"x-request-id", record.request_id.encode())
         status = CLIENT_GONE
 
         def send_with_id(message: Any) -> Awaitable[None]:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), id_header]
+                headers = [] if record.key is None else record.key.account.headers()
+                message["headers"] = [*message.get("headers", ()), *headers, id_header]
             return send(message)
 
         try:
-            if scope["path"] in OPEN_PATHS or self._is_authorized(scope["headers"]):
-                await self._app(scope, receive, send_with_id)
-            else:
-                await _unauthorized().response()(scope, receive, send_with_id)
+            await self._let_in(record, scope, receive, send_with_id)
         finally:
             self._count(scope, status)
             logger.info(
@@ -82,36 +86,42 @@ class Gate:
                 shown(scope["path"]),
                 status,
                 time.monotonic() - started,
-                request_id,
+                record.request_id,
             )
 
-    def _is_authorized(self, headers: Headers) -> bool:
-        if not self._keys:
-            return True
+    async def _let_in(
+        self, record: RequestRecord, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        key = None
+        try:
+            if scope["path"] not in OPEN_PATHS and len(self._server.keys):
+                key = self._key_of(scope["headers"])
+                record.key = key
+                key.account.enter()
+        except APIError as error:
+            await error.response()(scope, receive, send)
+            return
+        scope["octavo.key"] = key
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if key is not None:
+                key.account.leave()
+
+    def _key_of(self, headers: Headers) -> ApiKey:
+        """The key that a request has. Raises APIError 401."""
         given = [value for name, value in headers if name == b"authorization"]
-        if len(given) != 1:
-            return False
-        scheme, _, token = given[0].partition(b" ")
-        return _any_equal(self._keys, _digest(token.strip())) and scheme.lower() == b"bearer"
+        scheme, _, token = (given[0] if len(given) == 1 else b"").partition(b" ")
+        key = self._server.keys.find(token.strip())
+        if key is None or scheme.lower() != b"bearer":
+            raise _unauthorized()
+        return key
 
     def _count(self, scope: Scope, status: int) -> None:
         route = scope["path"] if scope["path"] in self._routes else "other"
         method = scope["method"] if scope["method"] in _METHODS else "other"
         counts, key = self._server.http_requests, (route, method, status)
         counts[key] = counts.get(key, 0) + 1
-
-
-def _any_equal(keys: Sequence[bytes], digest: bytes) -> bool:
-    """Is `digest` among `keys`? All are compared, each in constant time."""
-    equal = False
-    for key in keys:
-        equal |= hmac.compare_digest(key, digest)
-    return equal
-
-
-def _digest(key: bytes) -> bytes:
-    """Digests are compared, so that the length of a key does not show either."""
-    return hashlib.sha256(key).digest()
 
 
 def _request_id(headers: Headers) -> str:

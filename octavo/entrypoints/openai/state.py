@@ -12,6 +12,7 @@ from octavo.entrypoints.openai.admission import Admission
 from octavo.entrypoints.openai.chat_output import OutputFormats, output_formats
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.keys import KeyRing
 from octavo.entrypoints.openai.tokens import TokenTable
 from octavo.errors import shown
 
@@ -94,12 +95,14 @@ class Server:
 
     Attributes:
         models: served name → model; several names may share an engine. The first is the default.
+        keys: who may use it; without any, everybody.
         in_flight: requests that were let in and have not been answered to the end.
         http_requests: (route, method, status) → count, for /metrics.
     """
 
     models: Mapping[str, ServedModel]
     config: ServerConfig = field(default_factory=ServerConfig)
+    keys: KeyRing = field(default_factory=KeyRing)
     in_flight: int = 0
     http_requests: dict[tuple[str, str, int], int] = field(default_factory=dict)
 
@@ -112,6 +115,7 @@ class Server:
         self._serial = itertools.count()
         for engine in self.engines.values():
             engine.metrics.on_started = self.admission.started
+            engine.metrics.on_finished = self.admission.finished
 
     def model(self, name: str | None) -> ServedModel:
         """The model that a request names. Raises APIError 404."""
@@ -141,14 +145,21 @@ class Server:
         return f"{public_id}-{next(self._serial):x}"
 
 
-def serve_engines(engines: Mapping[str, EngineClient], config: ServerConfig) -> Server:
+def serve_engines(
+    engines: Mapping[str, EngineClient], config: ServerConfig, keys: KeyRing | None = None
+) -> Server:
     """The state of a server of these names.
+
+    Args:
+        keys: None: those of `config.api_key`.
 
     Raises:
         ConfigError: as `output_formats`.
     """
+    if keys is None:
+        keys = KeyRing(config.api_key or ())
     models = {
         name: ServedModel(name, engine, output_formats(config, engine))
         for name, engine in engines.items()
     }
-    return Server(models, config)
+    return Server(models, config, keys)
