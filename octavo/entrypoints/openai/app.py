@@ -13,12 +13,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
+from octavo.entrypoints.openai.answers import ModelCard, ModelList
 from octavo.entrypoints.openai.chat import create_chat_completion
 from octavo.entrypoints.openai.completions import create_completion
 from octavo.entrypoints.openai.endpoint import Endpoint
 from octavo.entrypoints.openai.errors import APIError, as_api_error, json_response, unavailable
 from octavo.entrypoints.openai.gate import Gate
-from octavo.entrypoints.openai.responses import ModelCard, ModelList
 from octavo.entrypoints.openai.tokenization import detokenize, tokenize
 from octavo.errors import OctavoError, shown
 from octavo.version import __version__

@@ -8,6 +8,15 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from octavo.entrypoints.openai.answers import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+)
 from octavo.entrypoints.openai.chat_output import AnswerParsing, ChatOutput, answer_parsing
 from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.errors import bad_request, json_response
@@ -23,15 +32,6 @@ from octavo.entrypoints.openai.generation import (
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.protocol import CHAT_UNSUPPORTED, ChatCompletionRequest
-from octavo.entrypoints.openai.responses import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatLogprobs,
-    ChatMessage,
-)
 from octavo.entrypoints.openai.sse import EventStream, event
 
 if TYPE_CHECKING:

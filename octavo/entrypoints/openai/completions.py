@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
+from octavo.entrypoints.openai.answers import Completion, CompletionChoice
 from octavo.entrypoints.openai.errors import bad_request, json_response
 from octavo.entrypoints.openai.generation import (
     Generation,
@@ -23,7 +24,6 @@ from octavo.entrypoints.openai.generation import (
 from octavo.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.protocol import COMPLETION_UNSUPPORTED, CompletionRequest
-from octavo.entrypoints.openai.responses import Completion, CompletionChoice
 from octavo.entrypoints.openai.sse import EventStream, event
 from octavo.entrypoints.openai.state import MAX_CHOICES
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from octavo.entrypoints.openai.admission import Ticket
-    from octavo.entrypoints.openai.keys import ApiKey
+    from octavo.entrypoints.openai.record import RequestRecord
     from octavo.entrypoints.openai.state import Server
 
 logger = get_logger(__name__)
@@ -30,12 +30,12 @@ class Call:
     """One request on its way.
 
     Attributes:
-        key: whose it is; None where the server has no keys.
+        record: what the server knows of it, whose it is for instance.
     """
 
     server: Server
     request_id: str
-    key: ApiKey | None
+    record: RequestRecord
     body: bytes
     ticket: Ticket
 
@@ -65,7 +65,7 @@ class Endpoint:
                 call = Call(
                     server=server,
                     request_id=scope["octavo.request_id"],
-                    key=scope["octavo.key"],
+                    record=scope["octavo.record"],
                     body=await self._read_body(scope, receive, ticket),
                     ticket=ticket,
                 )

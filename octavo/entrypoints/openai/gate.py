@@ -17,7 +17,6 @@ from octavo.log import get_logger
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from octavo.entrypoints.openai.keys import ApiKey
     from octavo.entrypoints.openai.state import Server
 
 logger = get_logger(__name__)
@@ -42,13 +41,9 @@ def is_request_id(value: str) -> bool:
 class Gate:
     """ASGI middleware around the whole application.
 
-    A valid X-Request-Id becomes the request's id and is echoed; an invalid one is replaced. What it
-    finds out is in the scope:
-
-        octavo.request_id   the request's id
-        octavo.key          whose it is (`keys.ApiKey`); None where the server has no keys, or the
-                            route needs none
-        octavo.record       its `RequestRecord`
+    A valid X-Request-Id becomes the request's id and is echoed; an invalid one is replaced. The
+    application finds in the scope `octavo.request_id`, `octavo.key`, the name of the request's key
+    (None without keys), and `octavo.record`, its `RequestRecord`.
 
     Args:
         routes: paths that /metrics counts by name; all others are "other".
@@ -95,33 +90,39 @@ class Gate:
         key = None
         try:
             if scope["path"] not in OPEN_PATHS and len(self._server.keys):
-                key = self._key_of(scope["headers"])
+                key = self._server.keys.find(_given_key(scope["headers"]))
+                if key is None:
+                    raise _unauthorized()
                 record.key = key
                 key.account.enter()
         except APIError as error:
             await error.response()(scope, receive, send)
             return
-        scope["octavo.key"] = key
+        scope["octavo.key"] = None if key is None else key.name
         try:
             await self._app(scope, receive, send)
         finally:
             if key is not None:
                 key.account.leave()
 
-    def _key_of(self, headers: Headers) -> ApiKey:
-        """The key that a request has. Raises APIError 401."""
-        given = [value for name, value in headers if name == b"authorization"]
-        scheme, _, token = (given[0] if len(given) == 1 else b"").partition(b" ")
-        key = self._server.keys.find(token.strip())
-        if key is None or scheme.lower() != b"bearer":
-            raise _unauthorized()
-        return key
-
     def _count(self, scope: Scope, status: int) -> None:
         route = scope["path"] if scope["path"] in self._routes else "other"
         method = scope["method"] if scope["method"] in _METHODS else "other"
         counts, key = self._server.http_requests, (route, method, status)
         counts[key] = counts.get(key, 0) + 1
+
+
+def _given_key(headers: Headers) -> bytes:
+    """The one key in `Authorization: Bearer KEY` or `x-api-key: KEY` (as Anthropic's clients send
+    it); empty: there is none, or more than one."""
+    keys = []
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            keys.append(token.strip() if scheme.lower() == b"bearer" else b"")
+        elif name == b"x-api-key":
+            keys.append(value.strip())
+    return keys[0] if len(keys) == 1 else b""
 
 
 def _request_id(headers: Headers) -> str:
@@ -134,7 +135,7 @@ def _request_id(headers: Headers) -> str:
 def _unauthorized() -> APIError:
     return APIError(
         401,
-        "a valid API key is needed: send it as 'Authorization: Bearer KEY'",
+        "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer"},
     )

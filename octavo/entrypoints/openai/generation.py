@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo.contracts.messages import engine_request_ids
+from octavo.entrypoints.openai.answers import PromptTokensDetails, Usage
 from octavo.entrypoints.openai.beams import beam_search_params
 from octavo.entrypoints.openai.errors import APIError, bad_request, unavailable
 from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
-from octavo.entrypoints.openai.responses import PromptTokensDetails, Usage
 from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.state import MAX_CHOICES
 
@@ -234,7 +234,8 @@ def _priority(call: Call, asked: int | None, model: ServedModel) -> int:
             "the server with --scheduling-policy priority",
             "priority",
         )
-    best = None if call.key is None else call.key.account.limits.priority
+    key = call.record.key
+    best = None if key is None else key.account.limits.priority
     if best is None or policy != "priority":
         return asked or 0
     return best if asked is None else max(asked, best)

@@ -8,19 +8,19 @@ from typing import Any
 
 import msgspec
 
+from octavo.entrypoints.openai.answers import (
+    ChatCompletion,
+    Completion,
+    DetokenizeResponse,
+    ModelList,
+    TokenizeResponse,
+)
 from octavo.entrypoints.openai.errors import ErrorResponse
 from octavo.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
-)
-from octavo.entrypoints.openai.responses import (
-    ChatCompletion,
-    Completion,
-    DetokenizeResponse,
-    ModelList,
-    TokenizeResponse,
 )
 from octavo.version import __version__
 

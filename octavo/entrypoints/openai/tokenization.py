@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from octavo.entrypoints.openai.answers import DetokenizeResponse, TokenizeResponse
 from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.errors import bad_request, json_response
 from octavo.entrypoints.openai.parsing import parse_body
@@ -14,7 +15,6 @@ from octavo.entrypoints.openai.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from octavo.entrypoints.openai.responses import DetokenizeResponse, TokenizeResponse
 from octavo.errors import shown
 
 if TYPE_CHECKING:
