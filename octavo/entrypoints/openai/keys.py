@@ -174,6 +174,8 @@ def _api_key(entry: KeyEntry, path: str) -> ApiKey:
     if entry.key is not None and (not entry.key or entry.key != entry.key.strip()):
         raise ConfigError(f"{where}is empty, or has white space around it")
     digest = bytes.fromhex(entry.sha256) if entry.sha256 else _digest((entry.key or "").encode())
+    if digest == _digest(b""):  # what a request without a key has
+        raise ConfigError(f"{where}has the SHA-256 of nothing; give that of a key")
     limits = {name: getattr(entry, name) for name in KeyLimits.__struct_fields__}
     for name, value in limits.items():
         if name != "priority" and value is not None and value < 1:

@@ -60,6 +60,7 @@ def test_a_key_without_a_name_has_the_same_one_after_a_restart() -> None:
         ([{"name": "a", "sha256": "12"}], "64 hexadecimal digits"),
         ([{"name": "a", "sha256": "g" * 64}], "64 hexadecimal digits"),
         ([{"name": "a", "key": ""}], "is empty"),
+        ([{"name": "a", "sha256": hashlib.sha256().hexdigest()}], "SHA-256 of nothing"),
         ([{"name": "a", "key": " s"}], "white space"),
         ([{"name": "a b", "key": "s"}], "name 'a b' must be 1…64"),
         ([{"name": "", "key": "s"}], "must be 1…64"),
