@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from octavo.entrypoints.openai.admission import Ticket
-    from octavo.entrypoints.openai.record import RequestRecord
     from octavo.entrypoints.openai.api_route import APIRoute
+    from octavo.entrypoints.openai.record import RequestRecord
     from octavo.entrypoints.openai.state import Server
 
 logger = get_logger(__name__)
