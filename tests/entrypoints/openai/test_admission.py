@@ -35,7 +35,7 @@ def test_a_request_is_counted_until_it_starts() -> None:
 
 def test_what_is_not_queued_is_always_let_in() -> None:
     admission = Admission(max_num_queued_reqs=1, max_body_bytes=10)
-    with admission.enter():
+    with admission.enter(RECORD):
         admission.draining = True
         with admission.enter(RECORD, queued=False) as ticket:
             assert admission.num_reqs == 1
