@@ -17,13 +17,17 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo.config.sections import Policy
 from octavo.entrypoints.openai.quotas import KeyAccount, KeyLimits
 from octavo.errors import ConfigError, shown
 from octavo.log import get_logger
+
+if TYPE_CHECKING:
+    from octavo.config.sections import Policy
+    from octavo.entrypoints.openai.config import ServerConfig
 
 logger = get_logger(__name__)
 
@@ -32,6 +36,7 @@ MAX_KEYS = 1024
 
 NAME_RULE = "1…64 letters, digits and the characters . _ - @"
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+_SHARED_LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -78,15 +83,22 @@ class KeyRing:
         keys: keys without names and limits.
         path: a key file, which `reload` reads again.
         policy: the scheduling policy, which decides whether keys may have priorities.
+        num_front_ends: each of which counts by itself: it gives its part of every limit.
 
     Raises:
         ConfigError: the file cannot be read, or is wrong.
     """
 
     def __init__(
-        self, keys: Sequence[str] = (), path: str | None = None, *, policy: Policy = "fcfs"
+        self,
+        keys: Sequence[str] = (),
+        path: str | None = None,
+        *,
+        policy: Policy = "fcfs",
+        num_front_ends: int = 1,
     ) -> None:
         self._policy = policy
+        self._num_front_ends = num_front_ends
         digests = dict.fromkeys(_digest(key.encode()) for key in keys)
         self._unnamed = [ApiKey(f"key-{d.hex()[:8]}", d, KeyLimits()) for d in digests]
         self._path = path
@@ -121,7 +133,7 @@ class KeyRing:
         self._keys = keys
 
     def _read(self) -> list[ApiKey]:
-        keys = [*self._unnamed, *([] if self._path is None else _read_file(self._path))]
+        keys = [*self._unnamed, *self._named()]
         if len(keys) > MAX_KEYS:
             raise ConfigError(f"{len(keys)} API keys are more than {MAX_KEYS}; remove some")
         for what in ("name", "digest"):
@@ -141,8 +153,23 @@ class KeyRing:
                 )
         return keys
 
+    def _named(self) -> list[ApiKey]:
+        if self._path is None:
+            return []
+        return [_api_key(e, self._path, self._num_front_ends) for e in _read_file(self._path)]
 
-def _read_file(path: str) -> list[ApiKey]:
+
+def configured_keys(config: ServerConfig, policy: Policy) -> KeyRing:
+    """The keys of a server's configuration. Raises ConfigError."""
+    return KeyRing(
+        config.api_key or (),
+        config.api_key_file,
+        policy=policy,
+        num_front_ends=config.api_server_count,
+    )
+
+
+def _read_file(path: str) -> list[KeyEntry]:
     try:
         data = Path(path).read_bytes()
         mode = os.stat(path).st_mode
@@ -159,10 +186,10 @@ def _read_file(path: str) -> list[ApiKey]:
         raise ConfigError(f"api_key_file={shown(path)} has no keys; leave it out for none")
     if mode & stat.S_IROTH and any(entry.key is not None for entry in entries):
         logger.warning("anyone on this machine can read the API keys in %s: chmod 600 it", path)
-    return [_api_key(entry, path) for entry in entries]
+    return entries
 
 
-def _api_key(entry: KeyEntry, path: str) -> ApiKey:
+def _api_key(entry: KeyEntry, path: str, num_front_ends: int) -> ApiKey:
     where = f"api_key_file={shown(path)}: "
     if not _NAME.fullmatch(entry.name):
         raise ConfigError(f"{where}the name {shown(entry.name)} must be {NAME_RULE}")
@@ -176,10 +203,12 @@ def _api_key(entry: KeyEntry, path: str) -> ApiKey:
     digest = bytes.fromhex(entry.sha256) if entry.sha256 else _digest((entry.key or "").encode())
     if digest == _digest(b""):  # what a request without a key has
         raise ConfigError(f"{where}has the SHA-256 of nothing; give that of a key")
-    limits = {name: getattr(entry, name) for name in KeyLimits.__struct_fields__}
-    for name, value in limits.items():
-        if name != "priority" and value is not None and value < 1:
+    limits: dict[str, int | None] = {"priority": entry.priority}
+    for name in _SHARED_LIMITS:
+        value: int | None = getattr(entry, name)
+        if value is not None and value < 1:
             raise ConfigError(f"{where}has {name}={value}; it must be at least 1")
+        limits[name] = None if value is None else -(-value // num_front_ends)
     return ApiKey(entry.name, digest, KeyLimits(**limits))
 
 

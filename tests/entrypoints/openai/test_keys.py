@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from octavo.entrypoints.openai.keys import MAX_KEYS, KeyRing
+from octavo.entrypoints.openai.quotas import KeyLimits
 from octavo.errors import ConfigError
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import MODEL, Reply, Running, eventually, serving
@@ -129,6 +130,15 @@ def test_reload(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         ring.reload()
     assert ring.find(b"new") is not None
+
+
+def test_front_ends_share_the_limits(tmp_path: Path) -> None:
+    limits = {"requests_per_minute": 10, "tokens_per_minute": 7, "priority": 3}
+    path = key_file(tmp_path, alice(**limits, max_concurrent_requests=1))
+    (key,) = KeyRing(path=path, policy="priority", num_front_ends=2)
+    assert key.account.limits == KeyLimits(
+        requests_per_minute=5, tokens_per_minute=4, max_concurrent_requests=1, priority=3
+    )
 
 
 def ring(tmp_path: Path, *keys: dict[str, Any], **options: Any) -> KeyRing:
