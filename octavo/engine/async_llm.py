@@ -21,7 +21,7 @@ from octavo.engine.core_client import AsyncCoreClient
 from octavo.engine.core_launch import CoreHandle, CoreLink
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
 from octavo.engine.metrics import CacheInfo, EngineMetrics
-from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.output_processor import OutputProcessor, ParserOf
 from octavo.engine.output_stream import OutputStream
 from octavo.engine.socket_client import SocketClient
 from octavo.errors import DuplicateIdError, EngineDeadError, RequestError
@@ -149,9 +149,13 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request as they come (`SamplingParams.output_kind`). A slow reader
         gets fewer, larger ones. Leaving the generator aborts the request.
+
+        With `parser_of`, answers are taken apart (`CompletionOutput.events`), and stop strings are
+        searched in content alone.
 
         Raises:
             RequestError: the request is wrong, or its id is in use.
@@ -166,7 +170,7 @@ class AsyncLLM:
             )
         process = partial(self._input_processor.process, priority=priority, cache_salt=cache_salt)
         request = await self._in_thread(process, request_id, prompt, params)
-        stream = self._open(request)
+        stream = self._open(request, parser_of)
         try:
             await self._submit(request)
             while True:
@@ -272,7 +276,7 @@ class AsyncLLM:
 
     # ---------------------------------------------------------------- ends
 
-    def _open(self, request: ProcessedRequest) -> OutputStream:
+    def _open(self, request: ProcessedRequest, parser_of: ParserOf | None = None) -> OutputStream:
         """Expect a request's outputs, until `_end`. Raises DuplicateIdError, EngineDeadError."""
         self._ensure_accepting()
         request_id = request.request_id
@@ -281,7 +285,7 @@ class AsyncLLM:
                 f"request_id={request_id!r} is in use; wait for its end or choose another",
                 param="request_id",
             )
-        self._output_processor.add_request(request)
+        self._output_processor.add_request(request, parser_of)
         stream = self._streams[request_id] = OutputStream(request.params.output_kind)
         self._idle.clear()
         self.metrics.add_requests(request.engine_requests)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from octavo.contracts.messages import RequestOutput
     from octavo.contracts.sampling_params import SamplingParams
     from octavo.engine.metrics import EngineMetrics
+    from octavo.engine.output_processor import ParserOf
     from octavo.engine.tokenizer import Tokenizer
     from octavo.engine.wire import CoreInfo
 
@@ -51,6 +52,7 @@ class EngineClient(Protocol):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]: ...
     async def beam_search(
         self,
