@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from hypothesis import HealthCheck, Phase, given, seed, settings
-
 
 from tests.entrypoints.openai.live import Live, live
 from tests.tiny_model import write_tiny_llama
