@@ -29,11 +29,11 @@ constexpr int kNumWeightFormats = 10;
 
 struct WeightTraits {
   const char* name;
-  int bits;         // of a stored code
-  int group;        // K that share a scale: of the activations, and of the weight's output
-  int zero_point;   // of codes; 0 where there are minima
-  bool has_min;     // value = scale * code + min
-  int scale_bytes;  // of a scale and of a minimum: 2 float16, 4 float32; 0: one float per output
+  int bits;          // of a stored code
+  int group;         // K that share a scale: of the activations, and of the weight's output
+  int zero_point;    // of codes; 0 where there are minima
+  bool has_min;      // value = scale * code + min
+  int scale_bytes;   // of a scale and of a minimum: 2 float16, 4 float32; 0: one float per output
   bool has_outlier;  // activations: four of a group have 16 bits, all others 8
 };
 

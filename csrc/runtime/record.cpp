@@ -221,8 +221,9 @@ int Program::operand(int x, const PackedLinear& weight, bool gated) {
     const int out =
         add_value({info.rows, w.k_padded / 4 + words * groups, DType::kF32, Format::kAct});
     known->second = out;
-    const QuantizeArgs args{nullptr,      nullptr,           w.k,            w.k_padded,
-                            traits.group, traits.zero_point, traits.has_min, traits.has_outlier};
+    const QuantizeArgs args{nullptr,        nullptr,           w.k,
+                            w.k_padded,     traits.group,      traits.zero_point,
+                            traits.has_min, traits.has_outlier};
     const auto run = [args, kernel = kernels_->quantize[index(act_)], from = values_[x].get(),
                       to = values_[out].get()](const Task& task) {
       QuantizeArgs own = args;

@@ -3,8 +3,9 @@
 //
 // The interface: `F32`, a vector of kLanes floats, with load, store, set1, add, sub, mul, div, fma,
 // vmax, vmin, vsqrt, round_even, pow2, select_greater, reduce_add, reduce_max, quad_max,
-// mask_greater, mask_greater_equal, store_set_lanes; `LaneSums`, kLanes float64 sums, with zero_sums, accumulate,
-// store; and an element policy for bfloat16 beside `ElemF32` below. A policy has
+// mask_greater, mask_greater_equal, store_set_lanes; `LaneSums`, kLanes float64 sums, with
+// zero_sums, accumulate, store; and an element policy for bfloat16 beside `ElemF32` below. A policy
+// has
 //     T, kStep            stored type; consecutive k that one 32-bit lane holds
 //     B                   kLanes lanes of kStep elements
 //     load, broadcast     B from memory: kLanes * kStep elements; kStep elements to all lanes
