@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -214,7 +214,8 @@ class AsyncLLM:
         aborted = self._output_processor.abort_requests([request_id])
         for output in aborted.request_outputs:
             self._deliver(output)
-        await self._abort_in_core(list(aborted.to_abort), "api")
+        self._count_aborts(aborted.to_abort, "api")
+        await self._client.abort_requests(list(aborted.to_abort))
 
     async def check_num_chars(self, num_chars: int, param: str) -> None:
         """Refuse a text that cannot fit before it is tokenized. Raises PromptTooLongError."""
@@ -305,19 +306,18 @@ class AsyncLLM:
         finally:
             self._end(request.request_id)
 
-    async def _abort_in_core(self, engine_ids: list[str], reason: str) -> None:
+    def _count_aborts(self, engine_ids: Iterable[str], reason: str) -> None:
         for engine_id in engine_ids:
             self.metrics.finish_request(engine_id, FinishReason.ABORT, abort_reason=reason)
-        await self._client.abort_requests(engine_ids)
 
     def _end(self, request_id: str) -> None:
         """A generator was left: abort what still runs."""
         self._streams.pop(request_id, None)
         aborted = self._output_processor.abort_requests([request_id])
         if aborted.to_abort:
+            self._count_aborts(aborted.to_abort, self._abort_reason)
             # The generator may be closing: nothing may be awaited here.
-            abort = self._abort_in_core(list(aborted.to_abort), self._abort_reason)
-            task = asyncio.ensure_future(abort)
+            task = asyncio.ensure_future(self._client.abort_requests(list(aborted.to_abort)))
             self._aborts.add(task)
             task.add_done_callback(self._aborts.discard)
             task.add_done_callback(_log_failure)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.contracts.answer_events import CallBegin, Content, Event, Reasoning
 from octavo.entrypoints.anthropic.conversion import chat_request
-from octavo.entrypoints.anthropic.errors import PATH, anthropic_failure
+from octavo.entrypoints.anthropic.errors import PATH, AnthropicError, anthropic_failure
 from octavo.entrypoints.anthropic.protocol import (
     UNSUPPORTED,
     Block,
@@ -226,6 +226,7 @@ ROUTES = (
         unsupported=UNSUPPORTED,
         response=Message,
         event=MessageEvent,
+        error=AnthropicError,
         queued=True,
     ),
     APIRoute(
@@ -236,6 +237,7 @@ ROUTES = (
         request=CountTokensRequest,
         unsupported=UNSUPPORTED,
         response=TokenCount,
+        error=AnthropicError,
         queued=True,
     ),
 )

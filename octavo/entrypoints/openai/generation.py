@@ -218,14 +218,7 @@ def begin(
     if request.prompt_logprobs is not None:
         limit = call.server.config.max_logprobs
         check_num_logprobs("prompt_logprobs", request.prompt_logprobs, limit)
-    priority = request.priority or 0
-    policy = model.engine.config.scheduler.scheduling_policy
-    if priority and policy != "priority":
-        raise bad_request(
-            f"priority={priority} has no effect under the scheduling policy {policy!r}; start "
-            "the server with --scheduling-policy priority",
-            "priority",
-        )
+    priority = _priority(call, request.priority, model)
     beams = beam_search_params(request, max_tokens=max_tokens)
     if beams is not None and prompt_logprobs is not None:
         raise bad_request("echo with logprobs does not go with use_beam_search", "echo")
@@ -253,6 +246,22 @@ def begin(
         beams=beams,
         parsing=parsing,
     )
+
+
+def _priority(call: Call, asked: int | None, model: ServedModel) -> int:
+    """What a request asks for, but no better than its key allows. Raises APIError."""
+    policy = model.engine.config.scheduler.scheduling_policy
+    if asked and policy != "priority":
+        raise bad_request(
+            f"priority={asked} has no effect under the scheduling policy {policy!r}; start "
+            "the server with --scheduling-policy priority",
+            "priority",
+        )
+    key = call.record.key
+    best = None if key is None else key.account.limits.priority
+    if best is None or policy != "priority":
+        return asked or 0
+    return best if asked is None else max(asked, best)
 
 
 def check_num_logprobs(name: str, value: int, limit: int) -> None:
