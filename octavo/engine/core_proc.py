@@ -108,6 +108,7 @@ class CoreProcess:
             config=core.config,
             memory_plan=core.info.memory_plan,
             vocab_size=core.info.vocab_size,
+            hidden_size=core.info.hidden_size,
             kv_cache_dtype=kv_dtype.value if kv_dtype is not None else "none",
         )
         self._send(wire.Ready(info=info))
