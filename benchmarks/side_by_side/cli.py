@@ -73,7 +73,7 @@ def _offline(options: argparse.Namespace) -> int:
 
 
 def _online(options: argparse.Namespace) -> int:
-    weights = export_weights(options.model, options.cache, {"bf16 folder"})
+    weights = export_weights(options.model, options.cache, {"bf16 folder", "bf16 gguf"})
     prompts = options.cache / "prompts.txt"
     prompts.write_text("".join(f"{line}\n" for line in online.prompts(128)))
     runs: list[online.OnlineRun] = []
@@ -81,9 +81,7 @@ def _online(options: argparse.Namespace) -> int:
         servers = {}
         for name, start in online.SERVERS.items():
             port = online.free_port()
-            server = stack.enter_context(
-                start(options.cache, weights["bf16 folder"], options.num_threads, port)
-            )
+            server = stack.enter_context(start(options.cache, weights, options.num_threads, port))
             server.wait_ready(online.READY_SECONDS)
             server.pause()
             servers[name] = server
