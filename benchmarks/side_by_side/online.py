@@ -166,9 +166,10 @@ def run_round(
     return runs
 
 
-def prompts(count: int) -> list[str]:
-    """Texts of `INPUT_LEN` common words, about a token each."""
-    draw = random.Random(0)
+def prompts(count: int, seed: str) -> list[str]:
+    """Texts of `INPUT_LEN` common words, about a token each. Every load has its own, so that
+    nobody's prefix cache knows them."""
+    draw = random.Random(seed)
     return [" ".join(draw.choices(_WORDS.split(), k=INPUT_LEN)) for _ in range(count)]
 
 
