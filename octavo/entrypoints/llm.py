@@ -344,12 +344,11 @@ class LLM:
     def _processed(
         self,
         prompts: Sequence[PromptType],
-        params: Sequence[SamplingParams] | Sequence[PoolingParams],
+        params: Sequence[SamplingParams | PoolingParams],
         priorities: Sequence[int],
     ) -> list[ProcessedRequest]:
         """One request per prompt. Raises RequestError, which names the prompt."""
         requests = []
-        p: SamplingParams | PoolingParams
         for i, (prompt, p, level) in enumerate(zip(prompts, params, priorities)):
             with _naming("prompts", i, len(prompts)):
                 requests.append(

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from octavo.contracts.pooling_params import PoolingParams, PoolingType
 from octavo.contracts.sampling_params import SamplingParams
-from octavo.contracts.step import NewRequestData
+from octavo.contracts.step import CachedRequestData, NewRequestData, SchedulerOutput
 from octavo.kernels.ops import Graph, StepInputs
 from octavo.kernels.sync import ThreadCounters
 from octavo.sample.logprobs import HEAD_LIMITS
 from octavo.worker.pooler import Pooler
 from octavo.worker.step_batch import StepBatch
+from tests.worker.toy import POISON, generate_alone, make_toy
 
 WIDTH = 5
 
@@ -173,3 +174,56 @@ def test_a_zero_vector_stays_one() -> None:
     _, batch = batch_of([(0, 0, 1)])
     zeros = np.full((1, WIDTH), -1, dtype=np.float32)
     np.testing.assert_array_equal(pooler.pool(zeros, batch)["0"], np.zeros(WIDTH, np.float32))
+
+
+def test_pooling_beside_sampling() -> None:
+    """A prompt's vector comes with its last chunk; one that is not finite fails its request only,
+    and nobody else's hidden states are asked for."""
+    toy = make_toy()
+    params = PoolingParams(pooling_type="LAST", normalize=False)
+    prompts = {"good": [5, 6, 7, 8], "bad": [5, POISON]}
+    new = [
+        NewRequestData(
+            request_id=name,
+            token_ids=prompt,
+            num_prompt_tokens=len(prompt),
+            block_ids=([i + 1],),
+            num_computed_tokens=0,
+            pooling_params=params,
+        )
+        for i, (name, prompt) in enumerate(prompts.items())
+    ]
+    sampling = NewRequestData(
+        request_id="sampling",
+        token_ids=[3, 4],
+        num_prompt_tokens=2,
+        block_ids=([3],),
+        num_computed_tokens=0,
+        sampling_params=SamplingParams(temperature=0.0),
+    )
+    step = SchedulerOutput(
+        step_id=0,
+        new_requests=[*new, sampling],
+        num_scheduled_tokens={"good": 3, "sampling": 2, "bad": 2},
+        samples=["sampling"],
+    )
+    toy.runner.execute_model(step)
+    output = toy.runner.sample_tokens(None)
+    assert output.errors == {"bad": "the model's hidden states are not finite (NaN or infinity)"}
+    assert output.pooler_outputs == {}
+    assert (
+        output.sampled_token_ids[1] == generate_alone([3, 4], SamplingParams(temperature=0.0), 1)[0]
+    )
+    step = SchedulerOutput(
+        step_id=1,
+        cached_requests=CachedRequestData(
+            request_ids=["good"], new_block_ids=[None], num_computed_tokens=[3]
+        ),
+        num_scheduled_tokens={"good": 1},
+        finished_request_ids=["bad", "sampling"],
+    )
+    toy.runner.execute_model(step)
+    output = toy.runner.sample_tokens(None)
+    np.testing.assert_array_equal(output.pooler_outputs["good"], prompts["good"])
+    assert output.sampled_token_ids == [[]]
+    assert not output.errors
