@@ -19,6 +19,7 @@ from octavo.entrypoints.openai.endpoint import Endpoint
 from octavo.entrypoints.openai.errors import APIError, as_api_error
 from octavo.entrypoints.openai.gate import Gate
 from octavo.entrypoints.openai.openapi import documentation_routes
+from octavo.entrypoints.responses import routes as responses
 from octavo.errors import OctavoError, shown
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ ROUTES: tuple[APIRoute, ...] = (
     *completions.ROUTES,
     *tokenization.ROUTES,
     *messages.ROUTES,
+    *responses.ROUTES,
 )
 """All routes but those of the documentation."""
 

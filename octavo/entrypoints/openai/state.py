@@ -14,6 +14,7 @@ from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.keys import KeyRing, configured_keys
 from octavo.entrypoints.openai.tokens import TokenTable
+from octavo.entrypoints.responses.store import ResponseStore
 from octavo.errors import shown
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Server:
         keys: who may use it; without any, everybody.
         in_flight: requests that were let in and have not been answered to the end.
         http_requests: (route, method, status) → count, for /metrics.
+        responses: of /v1/responses, those that are kept.
         siblings: paths of the private sockets of the front ends that this one speaks for.
     """
 
@@ -108,6 +110,7 @@ class Server:
     keys: KeyRing = field(default_factory=KeyRing)
     in_flight: int = 0
     http_requests: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     siblings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
