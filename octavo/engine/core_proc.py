@@ -23,6 +23,7 @@ import msgspec
 import zmq
 
 from octavo.contracts.codec import Encoder
+from octavo.contracts.engine_view import EngineView
 from octavo.contracts.messages import EngineOutput, EngineOutputs, FinishReason
 from octavo.engine import wire
 from octavo.engine.core import EngineCore
@@ -187,12 +188,17 @@ class CoreProcess:
 
     def _call(self, core: EngineCore, message: wire.Call) -> None:
         """Call one of the methods that front ends may call."""
+        value: bool | EngineView
         if message.method == "reset_prefix_cache":
             value = core.reset_prefix_cache()
-            self._send(wire.Result(call_id=message.call_id, value=value))
+        elif message.method == "observe":
+            known = message.arguments
+            value = core.observe(known.get("after_step", -1), known.get("block_id"))
         else:
             error = f"unknown method {message.method[:64]!r}"
             self._send(wire.Result(call_id=message.call_id, error=error))
+            return
+        self._send(wire.Result(call_id=message.call_id, value=value))
 
     def _beat(self) -> None:
         """Send heartbeats until the end. A socket belongs to one thread: this one has its own."""
