@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,11 +18,13 @@ from octavo.errors import shown
 if TYPE_CHECKING:
     from octavo.config.engine import EngineConfig
     from octavo.contracts.beam_search_params import BeamSearchParams
+    from octavo.contracts.engine_view import EngineView
     from octavo.contracts.messages import RequestOutput
     from octavo.contracts.sampling_params import SamplingParams
     from octavo.engine.metrics import EngineMetrics
     from octavo.engine.tokenizer import Tokenizer
     from octavo.engine.wire import CoreInfo
+    from octavo.entrypoints.web.feed import Feed
 
 MAX_CHOICES = 1024
 """Most completions (prompts × n) of one HTTP request."""
@@ -66,6 +68,7 @@ class EngineClient(Protocol):
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     async def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]: ...
     async def check_health(self) -> None: ...
+    async def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView: ...
     async def shutdown(self, drain_seconds: float = 0.0) -> None: ...
 
 
@@ -96,17 +99,22 @@ class Server:
         models: served name → model; several names may share an engine. The first is the default.
         in_flight: requests that were let in and have not been answered to the end.
         http_requests: (route, method, status) → count, for /metrics.
+        feeds: what the dashboard shows, by the engine's identity (`id`).
+        siblings: paths of the private sockets of the front ends that this one speaks for.
     """
 
     models: Mapping[str, ServedModel]
     config: ServerConfig = field(default_factory=ServerConfig)
     in_flight: int = 0
     http_requests: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    feeds: dict[int, Feed] = field(default_factory=dict)
+    siblings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        num_front_ends = self.config.api_server_count  # each has its part of the queue
         self.admission = Admission(
-            max_num_queued_reqs=self.config.max_num_queued_reqs,
-            max_num_queued_tokens=self.config.max_num_queued_tokens,
+            max_num_queued_reqs=-(-self.config.max_num_queued_reqs // num_front_ends),
+            max_num_queued_tokens=-(-self.config.max_num_queued_tokens // num_front_ends),
             max_body_bytes=MAX_BODIES * self.config.max_request_bytes,
         )
         self._serial = itertools.count()
@@ -152,3 +160,10 @@ def serve_engines(engines: Mapping[str, EngineClient], config: ServerConfig) -> 
         for name, engine in engines.items()
     }
     return Server(models, config)
+
+
+def serve_engine(engine: EngineClient, config: ServerConfig) -> Server:
+    """The state of a server of one engine, under its configured names. Raises as
+    `serve_engines`."""
+    names = config.served_model_name or [engine.config.model.model]
+    return serve_engines(dict.fromkeys(names, engine), config)

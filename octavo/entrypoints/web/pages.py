@@ -3,35 +3,57 @@ hold nothing of the server's, and ask for the key themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Route
 
-from octavo.entrypoints.web.assets import PAGES, Asset
+from octavo.entrypoints.openai.api_route import APIRoute
+from octavo.entrypoints.web.assets import load_assets
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from octavo.entrypoints.openai.endpoint import Call
+
+_assets = cache(load_assets)  # read when the first page is asked for
 
 
-def page_routes(assets: Mapping[str, Asset]) -> list[Route]:
-    """The routes of `assets` (`load_assets`)."""
-
-    async def page(request: Request) -> Response:
-        asset = assets.get(request.url.path)
-        if asset is None:
-            raise HTTPException(404)
-        return answer(asset, request.headers)
-
-    return [Route(path, page) for path in (*PAGES, "/static/{name:path}")]
-
-
-def answer(asset: Asset, headers: Mapping[str, str]) -> Response:
-    """A file, or 304 where the client has it."""
-    if asset.etag in headers.get("if-none-match", ""):
+async def page(call: Call) -> Response:
+    """A page or one of its files; 304 where the client has it."""
+    asset = _assets().get(call.scope["path"])
+    if asset is None:
+        raise HTTPException(404)
+    if asset.etag in call.header("if-none-match"):
         return Response(status_code=304, headers=asset.headers)
-    if "gzip" in headers.get("accept-encoding", ""):
+    if "gzip" in call.header("accept-encoding"):
         return Response(asset.gzipped, headers=asset.headers | {"content-encoding": "gzip"})
     return Response(asset.body, headers=asset.headers)
+
+
+ROUTES = (
+    APIRoute(
+        method="GET",
+        path="/",
+        summary="The playground, a page",
+        handler=page,
+        response=str,
+        media_type="text/html",
+    ),
+    APIRoute(
+        method="GET",
+        path="/dashboard",
+        summary="The dashboard, a page",
+        handler=page,
+        response=str,
+        media_type="text/html",
+    ),
+    APIRoute(
+        method="GET",
+        path="/static/{name:path}",
+        summary="What the pages load",
+        handler=page,
+        response=str,
+        media_type="*/*",
+        errors=(404,),
+    ),
+)
