@@ -1,8 +1,8 @@
 """What a person who watches an engine gets to see: steps, blocks, requests, and why they wait.
 
-The same structs travel from the core to the front end (msgpack) and on to the dashboard (JSON, where
-bytes are base64). No tokens and no text are among them. All times are `time.monotonic()` seconds,
-the clock of `EngineRequest.arrival_time`.
+The same structs travel from the core to the front end (msgpack) and on to the dashboard (JSON,
+where bytes are base64). No tokens and no text are among them. All times are `time.monotonic()`
+seconds, the clock of `EngineRequest.arrival_time`.
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ from octavo.errors import EngineDeadError, EngineUnresponsiveError, OctavoError
 
 Message = TypeVar("Message", wire.Hello, wire.Ready)
 
+_Answer = bool | EngineView | None
+"""Of a `wire.Call`."""
+
 MAX_SILENT_BEATS = 5
 """A core of which nothing was heard for more beats than this is unresponsive."""
 
@@ -56,7 +59,7 @@ class SocketClient(AsyncCoreClient):
         self._exited: asyncio.Future[int] = loop.create_future()
         link.watch(lambda status: _call_soon(loop, _set_result, self._exited, status))
         self._receiving: asyncio.Future[list[bytes]] | None = None
-        self._calls: dict[int, asyncio.Future[bool | EngineView | None]] = {}
+        self._calls: dict[int, asyncio.Future[_Answer]] = {}
         self._num_calls = 0
         self._dead: EngineDeadError | None = None
         self._num_silent_beats = 0
@@ -146,13 +149,13 @@ class SocketClient(AsyncCoreClient):
             raise OctavoError("the engine core did not say what it does")
         return view
 
-    async def _call(
-        self, method: str, arguments: dict[str, int] | None = None
-    ) -> bool | EngineView | None:
+    async def _call(self, method: str, arguments: dict[str, int] | None = None) -> _Answer:
         """Call one of the core's methods (`wire.Call`). Raises OctavoError: it failed there."""
         self._ensure_alive()
         self._num_calls += 1
-        answer: asyncio.Future[bool | EngineView | None] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bool | EngineView | None] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._calls[self._num_calls] = answer
         call = wire.Call(call_id=self._num_calls, method=method, arguments=arguments or {})
         await self._send(call)

@@ -1,7 +1,7 @@
 """The files of the web pages: read once, served from memory.
 
-The folder's content is in every file's path (`/static/DIGEST/js/…`), so that a browser may keep them
-for ever; the pages themselves are asked for anew, with an ETag.
+A digest of all is in every file's path (`/static/DIGEST/js/…`), so that a browser may keep them for
+ever; the pages themselves are asked for anew, with an ETag.
 """
 
 from __future__ import annotations

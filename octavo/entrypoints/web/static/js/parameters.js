@@ -1,7 +1,7 @@
 // What a request asks for: the form, its limits, and the fields of the body.
 
 import { el } from "./dom.js";
-import { t } from "./i18n.js";
+import { t, translate } from "./i18n.js";
 
 /** Each number: its limits, its step, the slider's range, and what the server takes without it. */
 export const NUMBERS = {
@@ -117,6 +117,7 @@ export class ParameterForm {
       section("parameters.output", true, [this.#check("logprobs"), ...this.#format()]),
       section("parameters.tools", false, [this.#text("tools", { rows: 7, code: true, check: problemOfTools })]),
     );
+    translate(root);
   }
 
   /** Show the values of a conversation. */

@@ -5,10 +5,11 @@ import { models } from "./api.js";
 import { Conversations, newConversation, titleOf } from "./conversations.js";
 import { el, glyph } from "./dom.js";
 import { number, t } from "./i18n.js";
+import { errorNotice } from "./notice.js";
 import { ParameterForm, bodyOf } from "./parameters.js";
 import { confirmed, mountShell } from "./shell.js";
 import { load, save } from "./storage.js";
-import { AnswerView, errorNotice, toolMessage, userMessage } from "./transcript.js";
+import { AnswerView, toolMessage, userMessage } from "./transcript.js";
 
 const SUGGESTIONS = ["one", "two", "three"];
 const $ = (id) => document.getElementById(id);

@@ -4,12 +4,8 @@ import { speedOf } from "./answer.js";
 import { el, glyph } from "./dom.js";
 import { number, t } from "./i18n.js";
 import { renderMarkdown } from "./markdown.js";
+import { errorNotice } from "./notice.js";
 import { tokenView } from "./tokens.js";
-
-const KNOWN_ERRORS = new Set([
-  "network", "context_length_exceeded", "queue_full", "draining", "engine_dead", "invalid_api_key",
-  "model_not_found", "request_too_large",
-]);
 
 /** A fenced block with its language and a button that copies it. */
 export function codeBlock(code, name) {
@@ -175,18 +171,6 @@ export function toolMessage(message) {
     { class: "toolcall message" },
     el("summary", {}, t("tool.gave")),
     el("pre", {}, message.content),
-  );
-}
-
-/** An error in a person's words, the server's own under it. */
-export function errorNotice({ code, message, param }) {
-  const words = KNOWN_ERRORS.has(code) ? t(`error.${code}`) : t("error.other");
-  const exact = param ? `${param}: ${message}` : message;
-  return el(
-    "div",
-    { class: "notice", role: "alert" },
-    el("p", {}, words),
-    exact && el("details", { open: !KNOWN_ERRORS.has(code) }, el("summary", {}, t("error.exact")), el("p", {}, exact)),
   );
 }
 
