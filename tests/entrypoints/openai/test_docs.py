@@ -105,7 +105,7 @@ def test_flags() -> None:
 
 
 async def test_metrics() -> None:
-    server = serve_engines({"m": FakeEngine()}, ServerConfig())
+    server = serve_engines({"m": FakeEngine()}, ServerConfig(api_key=["k"]))
     server.http_requests["/health", "GET", 200] = 1
     rows = []
     for metric in ServerCollector(server).collect():
