@@ -14,6 +14,11 @@ import msgspec
 from octavo.contracts.messages import SchedulerStats
 
 
+MAX_STEPS = 2048
+MAX_ENTRIES = 32768
+"""Steps that are remembered, and requests in them, all together (some 4 MB)."""
+
+
 class WaitReason(str, enum.Enum):
     """Why a request is not running."""
 

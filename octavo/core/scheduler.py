@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -548,16 +549,18 @@ class Scheduler:
             hooks=self._hooks,
             fits=lambda request: self._prefix_of(request, num_reserved) is not None,
         )
-        requests = [*map(request_view, running), *map(request_view, shown, reasons)]
+        pool = self._kv.pool
+        view_of = partial(request_view, null_block=pool.null_block)
+        requests = [*map(view_of, running)]
+        requests += [view_of(request, reason=reason) for request, reason in zip(shown, reasons)]
         for request in (*running, *waiting):
             ended.pop(request.arrival_index, None)
         holders = [*running, *self._hooks.kept]
-        pool = self._kv.pool
         return EngineView(
             now=time.monotonic(),
             stats=self.stats(),
             steps=steps,
-            requests=[*requests, *map(request_view, ended.values())],
+            requests=[*requests, *map(view_of, ended.values())],
             num_hidden_requests=len(waiting) - len(shown),
             blocks=block_map(pool, holders),
             block=None if block_id is None else block_view(pool, block_id, holders),

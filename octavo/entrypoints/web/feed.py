@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo.core.observe import MAX_ENTRIES, MAX_STEPS
+from octavo.contracts.engine_view import MAX_ENTRIES, MAX_STEPS
 
 if TYPE_CHECKING:
     from octavo.contracts.engine_view import EngineView, RequestView, StepView
     from octavo.entrypoints.openai.state import EngineClient
 
-REFRESH_SECONDS = 0.2
+REFRESH_SECONDS = 0.4
 """How old a picture may be before the core is asked for another."""
 
 _MAX_ENDED = 4096

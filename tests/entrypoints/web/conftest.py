@@ -14,9 +14,9 @@ from tests.entrypoints.openai.conftest import pytest_pyfunc_call as pytest_pyfun
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A browser of playwright's, for the whole session."""
+    """A browser of playwright's. While it is there, no event loop can run in this thread."""
     api = pytest.importorskip("playwright.sync_api", reason="the test extra has playwright")
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:

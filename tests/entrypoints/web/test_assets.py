@@ -79,7 +79,7 @@ async def test_caching() -> None:
     async with serving() as s:
         page = await s.get("/")
         assert page.headers["cache-control"] == "no-cache"
-        again = await s.get("/", if_none_match=page.headers["etag"])
+        again = await s.get("/", if_none_match=page.headers["etag"], connection="close")
         assert (again.status, again.body) == (304, b"")
         changed = await s.get("/", if_none_match='"other"')
         assert changed.status == 200

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo.entrypoints.web.feed import REFRESH_SECONDS
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import serving
 from tests.entrypoints.openai.live import Live, live
@@ -79,7 +80,7 @@ def test_what_a_load_looks_like(server: Live) -> None:
         assert held == int((flags & 127).sum())
     assert any((np.frombuffer(base64.b64decode(v["blocks"]["flags"]), np.uint8) & 127).max() > 1
                for v in running)  # fmt: skip
-    time.sleep(0.25)
+    time.sleep(1.1 * REFRESH_SECONDS)
     view = state(server)["view"]
     counts = np.array([e[1:4] for s in view["steps"] for e in s[6]])
     cached = view["stats"]["prefix_hits"] - first["stats"].get("prefix_hits", 0)

@@ -184,6 +184,22 @@ def test_conversations_are_exported_and_imported(page: Any) -> None:
     assert module(page, "conversations", body, json.dumps(odd)) == 0
 
 
+def test_odd_conversations_cannot_break_the_page(page: Any) -> None:
+    odd = {
+        "role": "assistant", "content": 5, "toolCalls": [None], "tokens": [3], "usage": {},
+        "error": {"code": {}}, "seconds": "x", "other": 1,
+    }  # fmt: skip
+    talk = {"id": "a", "title": "t", "parameters": {"seed": {}, "stop": "x"}, "messages": [odd]}
+    clean = module(page, "conversations", "m.cleaned(argument)", talk)
+    assert clean["parameters"] == {"stop": "x"}
+    [message] = clean["messages"]
+    assert "other" not in message
+    assert message["content"] == ""
+    assert message["toolCalls"][0]["function"]["name"] == "undefined"
+    view = """(() => new m.AnswerView(argument, {isLast: true}).root.textContent)()"""
+    assert "did not work" in module(page, "transcript", view, message)
+
+
 def test_latencies_and_throughput(page: Any) -> None:
     """One request arrives at 1.0 and has outputs at 1.5, 1.7 and 2.7."""
     view = {
@@ -201,13 +217,17 @@ def test_latencies_and_throughput(page: Any) -> None:
         history.add(argument);
         history.add({...argument, steps: []});
         return [history.latencies(3, true, 2), history.latencies(3, false, 2),
-            history.throughput(3, 2), history.lastStep, history.steps.map(s => s.tokens)];
+            history.throughput(3, 2), history.lastStep, history.steps.map(s => s.tokens),
+            (history.add({...argument, steps: [], stats: {num_steps: 2}}), history.lastStep)];
     })()"""
-    first, between, throughput, last, tokens = module(page, "engine_state", body, view)
+    first, between, throughput, last, tokens, after_restart = module(
+        page, "engine_state", body, view
+    )
     assert first[-1] == [0.5, 0.5], "a request watched from its middle on has no first token"
     assert between[-1] == [pytest.approx(0.2), pytest.approx(1.0)]
-    assert throughput == [[2, 8], [3, 0]]
+    assert throughput == [[2, 16], [3, 0]]
     assert (last, tokens) == (3, [9, 8, 1, 3])
+    assert after_restart == -1, "steps of another engine"
     assert module(page, "engine_state", "m.percentile([1, 2, 3, 4], 0.5)") == 2
 
 

@@ -82,7 +82,7 @@ def test_a_chat_is_streamed_and_drawn(page: Any) -> None:
 def test_what_a_model_writes_is_text(page: Any) -> None:
     message = ask(page, "SAY:<img src=x onerror=alert(1)><script>alert(2)</script>")
     assert message.locator("img, script").count() == 0
-    assert message.locator(".prose").inner_text().startswith("<img src=x")
+    assert message.locator(".content").inner_text().startswith("<img src=x")
 
 
 def test_tokens_and_their_alternatives(page: Any) -> None:
@@ -110,7 +110,7 @@ def test_stop_edit_and_again(page: Any) -> None:
     page.fill("#p-max_tokens", "3000")
     page.fill("#prompt", "count")
     page.press("#prompt", "Enter")
-    page.wait_for_selector(".message.assistant .prose p")
+    page.wait_for_selector(".message.assistant .content p")
     page.keyboard.press("Escape")
     page.wait_for_selector(".facts:not(:empty)")
     assert "stopped" in page.locator(".facts").inner_text()
@@ -190,8 +190,8 @@ def test_conversations(page: Any, tmp_path: Path) -> None:
     path = tmp_path / "kept.json"
     download.value.save_as(path)
     page.locator(".conversation .more").nth(1).click()
-    page.get_by_role("button", name="Delete").click()
-    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("button", name="Delete", exact=True).click()
     assert names.all_inner_texts() == ["SAY:two"]
     page.set_input_files("#import-file", path)
     page.wait_for_selector(":nth-match(.conversation, 3)")
@@ -209,7 +209,7 @@ def test_the_key_is_asked_for_and_kept(chromium: Any) -> None:
         page.fill("#key-value", "sesame")
         page.press("#key-value", "Enter")
         page.wait_for_selector("body[data-ready]")
-        assert ask(page, "SAY:open").locator(".prose").inner_text() == "open"
+        assert ask(page, "SAY:open").locator(".content").inner_text() == "open"
         stored = page.evaluate("[sessionStorage['octavo.key'], localStorage['octavo.key']]")
         assert stored == ["sesame", None]
         page.reload()
@@ -223,8 +223,8 @@ def test_the_key_is_asked_for_and_kept(chromium: Any) -> None:
 
 def test_without_a_mouse(page: Any) -> None:
     """From the top of the page to an answer's tokens, by keys alone."""
-    page.check("#p-logprobs")
-    page.evaluate("document.activeElement.blur()")
+    on = "box => { box.checked = true; box.dispatchEvent(new Event('change')); }"
+    page.locator("#p-logprobs").evaluate(on)
 
     def focused() -> str:
         what = "(e => e.id || e.className || e.textContent)(document.activeElement)"

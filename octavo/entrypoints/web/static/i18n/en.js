@@ -127,6 +127,7 @@ export default {
   "error.invalid_api_key": "The API key is missing or wrong.",
   "error.model_not_found": "The server does not have this model any more.",
   "error.request_too_large": "The request is larger than the server takes.",
+  "error.rate_limit_exceeded": "You have sent more requests than your key may. Wait a moment.",
   "error.other": "That did not work.",
   "error.exact": "What the server said",
 

@@ -127,6 +127,7 @@ export default {
   "error.invalid_api_key": "缺少 API 密钥，或密钥不正确。",
   "error.model_not_found": "服务器上已没有此模型。",
   "error.request_too_large": "请求超过服务器接受的大小。",
+  "error.rate_limit_exceeded": "请求超过了您的密钥的限额，请稍候。",
   "error.other": "未能完成。",
   "error.exact": "服务器的原话",
 

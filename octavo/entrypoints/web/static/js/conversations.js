@@ -20,8 +20,9 @@ export function titleOf(text) {
 /** All conversations, the newest first. */
 export class Conversations {
   constructor() {
-    const ids = parsed(load("conversations")) ?? [];
-    this.all = ids.map((id) => parsed(load(`conversation.${id}`))).filter(isConversation);
+    const ids = parsed(load("conversations"));
+    const stored = Array.isArray(ids) ? ids : [];
+    this.all = stored.map((id) => cleaned(parsed(load(`conversation.${id}`)))).filter(Boolean);
   }
 
   find(id) {
@@ -56,7 +57,7 @@ export class Conversations {
   imported(text) {
     const file = parsed(text);
     if (file?.format !== FORMAT || !Array.isArray(file.conversations)) throw new Error("format");
-    const good = file.conversations.filter(isConversation).slice(0, MAX_IMPORTED);
+    const good = file.conversations.slice(0, MAX_IMPORTED).map(cleaned).filter(Boolean);
     for (const conversation of good.reverse()) {
       const { id } = newConversation();
       this.keep({ ...conversation, id });
@@ -73,15 +74,54 @@ function parsed(text) {
   }
 }
 
-function isConversation(value) {
-  return (
-    typeof value?.id === "string" &&
-    typeof value.title === "string" &&
-    typeof value.parameters === "object" &&
-    value.parameters !== null &&
-    Array.isArray(value.messages) &&
-    value.messages.every((m) => ROLES.has(m?.role) && typeof (m.content ?? "") === "string")
-  );
+const isObject = (value) => typeof value === "object" && value !== null;
+const SCALARS = {
+  content: "string", reasoning: "string", finishReason: "string", callId: "string",
+  isStopped: "boolean", seconds: "number", firstSeconds: "number",
+};
+
+/** A conversation with what belongs there and nothing else; null if it is none. */
+export function cleaned(value) {
+  if (!isObject(value) || typeof value.id !== "string" || typeof value.title !== "string") return null;
+  if (!isObject(value.parameters) || !Array.isArray(value.messages)) return null;
+  const messages = value.messages.map(cleanedMessage);
+  if (messages.includes(null)) return null;
+  const parameters = Object.entries(value.parameters).filter(([, v]) => !isObject(v));
+  return { id: value.id, title: value.title, messages, parameters: Object.fromEntries(parameters) };
+}
+
+function cleanedMessage(value) {
+  if (!isObject(value) || !ROLES.has(value.role)) return null;
+  const message = { role: value.role, content: "" };
+  for (const [name, type] of Object.entries(SCALARS)) {
+    if (typeof value[name] === type) message[name] = value[name];
+  }
+  if (Array.isArray(value.toolCalls)) {
+    message.toolCalls = value.toolCalls.map((call) => ({
+      id: String(call?.id),
+      type: "function",
+      function: { name: String(call?.function?.name), arguments: String(call?.function?.arguments) },
+    }));
+  }
+  if (Array.isArray(value.tokens)) {
+    message.tokens = value.tokens.map((token) => ({
+      token: String(token?.token),
+      logprob: Number(token?.logprob),
+      top: Array.isArray(token?.top) ? token.top.map((t) => [String(t?.[0]), Number(t?.[1])]) : [],
+    }));
+  }
+  if (isObject(value.usage)) {
+    const { completion_tokens: made, prompt_tokens_details: details } = value.usage;
+    message.usage = {
+      completion_tokens: Number(made) || 0,
+      prompt_tokens_details: { cached_tokens: Number(details?.cached_tokens) || 0 },
+    };
+  }
+  if (isObject(value.error)) {
+    const { code, message: words, param } = value.error;
+    message.error = { code: code ?? null, message: String(words), param: param ?? null };
+  }
+  return message;
 }
 
 function withoutTokens(conversation) {

@@ -14,7 +14,7 @@ import { TimelineView } from "./timeline.js";
 
 const INTERVAL_MS = 500;
 const RETRY_MS = 3000;
-const NUM_LOAD = 8;
+const MAX_PROMPT = 256; // tokens of the prompts that the button sends, and more
 const $ = (id) => document.getElementById(id);
 
 const history = new History();
@@ -98,7 +98,7 @@ function showFigures(stats) {
   ];
   $("figures").replaceChildren(
     ...figures.map(([name, value, unit]) =>
-      el("div", { class: "figure" }, el("dt", {}, t(`figure.${name}`)), el("dd", {}, value, unit && el("small", {}, unit))),
+      el("div", { class: "figure" }, el("dt", {}, t(`figure.${name}`)), el("dd", {}, value, unit && " ", unit && el("small", {}, unit))),
     ),
   );
 }
@@ -260,11 +260,12 @@ async function sendLoad() {
   button.textContent = t("dashboard.loading");
   const shared = "You are a patient teacher who explains how things work, step by step. ".repeat(6);
   const topics = ["a printing press", "a library", "a lighthouse", "a clock", "a river", "a compass", "a kite", "an echo"];
-  const requests = topics.slice(0, NUM_LOAD).map((topic, i) =>
-    call("v1/completions", {
-      body: { model: state?.model, prompt: `${shared}Explain ${topic}.`, max_tokens: 160 + 32 * i, ignore_eos: true },
-    }),
-  );
+  const most = Math.max(16, (state?.max_model_len ?? 0) - MAX_PROMPT);
+  const requests = topics.map((topic, i) => {
+    const max_tokens = Math.min(most, 240 + 40 * i);
+    const prompt = `${shared}Explain ${topic}.`;
+    return call("v1/completions", { body: { model: state?.model, prompt, max_tokens, ignore_eos: true } });
+  });
   const results = await Promise.allSettled(requests.map(async (r) => (await r).text()));
   const failed = results.find(({ status }) => status === "rejected");
   if (failed) $("trouble").replaceChildren(errorNotice(failed.reason));

@@ -60,7 +60,8 @@ export class History {
     return this.steps.at(-1)?.id ?? -1;
   }
 
-  add({ now, steps, requests }) {
+  add({ now, steps, requests, stats }) {
+    if (stats && (stats.num_steps ?? 0) <= this.lastStep) this.#forget(); // another engine
     for (const { index, arrival } of requests) this.#arrivals.set(index, arrival);
     for (const raw of steps) {
       const step = decodeStep(raw);
@@ -78,6 +79,13 @@ export class History {
         this.#lastOutputs.delete(index);
       }
     }
+  }
+
+  #forget() {
+    this.steps = [];
+    this.#arrivals.clear();
+    this.#lastOutputs.clear();
+    this.#latencies = [];
   }
 
   #output(index, when) {

@@ -5,7 +5,7 @@ import { t } from "./i18n.js";
 
 const KNOWN_ERRORS = new Set([
   "network", "context_length_exceeded", "queue_full", "draining", "engine_dead", "invalid_api_key",
-  "model_not_found", "request_too_large",
+  "model_not_found", "request_too_large", "rate_limit_exceeded",
 ]);
 
 /** An error in a person's words, the server's own under it. */

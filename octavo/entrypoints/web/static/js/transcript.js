@@ -78,7 +78,7 @@ export class AnswerView {
     this.root = el("article", { class: "message assistant", "aria-label": t("model") });
     this.reasoning = el("div", { class: "prose" });
     this.reasoningBox = el("details", { class: "reasoning" }, el("summary", {}, t("reasoning")), this.reasoning);
-    this.prose = el("div", { class: "prose" });
+    this.prose = el("div", { class: "prose content" });
     this.calls = el("div", {});
     this.foot = el("div", {});
     this.root.append(this.reasoningBox, this.prose, this.calls, this.foot);
