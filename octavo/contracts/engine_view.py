@@ -13,7 +13,6 @@ import msgspec
 
 from octavo.contracts.messages import SchedulerStats
 
-
 MAX_STEPS = 2048
 MAX_ENTRIES = 32768
 """Steps that are remembered, and requests in them, all together (some 4 MB)."""

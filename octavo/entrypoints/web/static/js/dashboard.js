@@ -23,6 +23,8 @@ let blocks = null;
 let isPaused = false;
 let chosenBlock = null;
 let timer = 0;
+let isAsking = false;
+let isHurried = false; // somebody points at another block
 
 const seconds = (value) =>
   value < 1
@@ -49,8 +51,14 @@ async function ask() {
   if (asked === chosenBlock) showBlock(state.view.block);
 }
 
+/** Ask, draw, and come again. One question at a time: answers that overtake others would mislead. */
 async function tick() {
   clearTimeout(timer);
+  if (isAsking) {
+    isHurried = true;
+    return;
+  }
+  isAsking = true;
   let wait = INTERVAL_MS;
   try {
     await ask();
@@ -61,7 +69,9 @@ async function tick() {
     $("trouble").replaceChildren(errorNotice(error));
     $("liveness").textContent = t("dashboard.lost");
   }
-  clearTimeout(timer);
+  isAsking = false;
+  if (isHurried) wait = 0;
+  isHurried = false;
   if (!isPaused && !document.hidden) timer = setTimeout(tick, wait);
 }
 

@@ -61,7 +61,7 @@ export class History {
   }
 
   add({ now, steps, requests, stats }) {
-    if (stats && (stats.num_steps ?? 0) <= this.lastStep) this.#forget(); // another engine
+    if (stats && (stats.num_steps ?? 0) <= this.lastStep) this.#forget(); // another engine's
     for (const { index, arrival } of requests) this.#arrivals.set(index, arrival);
     for (const raw of steps) {
       const step = decodeStep(raw);
