@@ -52,7 +52,7 @@ def test_a_load_is_seen(chromium: Any, server: Live, load: None) -> None:
         assert number_of(page, 2) > 0
         assert number_of(page, 3) > 0
         assert int(page.locator("#count-shared").inner_text()) >= 3
-        page.hover("#pool", position={"x": 25, "y": 8})
+        page.hover("#pool", position={"x": 40, "y": 8})
         page.wait_for_selector("#block dl")
         assert page.locator("#block h4").inner_text() == "Block 1"
         assert page.locator("#block dd").nth(1).inner_text() == "3"

@@ -147,7 +147,7 @@ export default {
   "figure.hits": "Prefix cache hits",
   "figure.preemptions": "Preemptions",
   "pool.heading": "KV pool",
-  "pool.about": "Every square is a block of {size} tokens. Its colour is the request that holds it; a dot means that several share it.",
+  "pool.about": "Every square is a block of {size} tokens. Its colour is the request that holds it; a dot or a number means that several share it.",
   "pool.label": "Map of the KV blocks. Arrow keys go from block to block.",
   "pool.hint": "Point at a block, or use the arrow keys.",
   "pool.cut": "The first {shown} of {all} blocks.",

@@ -147,7 +147,7 @@ export default {
   "figure.hits": "前缀缓存命中",
   "figure.preemptions": "抢占次数",
   "pool.heading": "KV 池",
-  "pool.about": "每个方格是 {size} 个 token 的一个块，颜色代表持有它的请求，带点的由多个请求共享。",
+  "pool.about": "每个方格是 {size} 个 token 的一个块，颜色代表持有它的请求，带点或数字的由多个请求共享。",
   "pool.label": "KV 块的地图。用方向键在块之间移动。",
   "pool.hint": "指向一个块，或使用方向键。",
   "pool.cut": "共 {all} 个块，显示前 {shown} 个。",

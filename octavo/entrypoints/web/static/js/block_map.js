@@ -5,7 +5,7 @@ import { el } from "./dom.js";
 import { STATES } from "./engine_state.js";
 
 const MAX_HEIGHT = 380;
-const MAX_CELL = 18;
+const MAX_CELL = 28;
 const MIN_CELL = 2;
 
 /** Draw one block at a place. The state shows in the shape too, not by colour alone. */
@@ -29,7 +29,7 @@ export function drawBlock(context, x, y, size, state, owner, refs = 2) {
   if (state === 3 && size >= 5) {
     context.fillStyle = colors.raised;
     if (refs > 2 && size >= 14) {
-      context.font = `600 ${Math.floor(size * 0.6)}px system-ui, sans-serif`;
+      context.font = `600 ${Math.floor(Math.min(14, size * 0.6))}px system-ui, sans-serif`;
       context.textAlign = "center";
       context.textBaseline = "middle";
       context.fillText(refs > 99 ? "+" : refs, x + side / 2, y + side / 2 + 0.5);
