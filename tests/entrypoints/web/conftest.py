@@ -1,4 +1,4 @@
-"""Chromium, where there is one; and tests that may be coroutines."""
+"""Chromium, where there is one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from tests.entrypoints.openai.conftest import pytest_pyfunc_call as pytest_pyfunc_call
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
