@@ -24,18 +24,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture
 def load(server: Live) -> Iterator[None]:
-    """Five requests of a shared prefix, of which three run at once, for about six seconds."""
+    """Five requests of a shared prefix, of which three run at once, until the test has seen them."""
+    loop = asyncio.new_event_loop()
+    is_seen = asyncio.Event()
 
     async def run() -> None:
         bodies = [
-            {"prompt": [*range(1, 60), i], "max_tokens": 150, "ignore_eos": True} for i in range(5)
+            {"prompt": [*range(1, 60), i], "max_tokens": 400, "ignore_eos": True} for i in range(5)
         ]
-        await asyncio.gather(*(server.apost("/v1/completions", body) for body in bodies))
+        tasks = [asyncio.ensure_future(server.apost("/v1/completions", b)) for b in bodies]
+        await is_seen.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
     thread.start()
     yield
+    loop.call_soon_threadsafe(is_seen.set)
     thread.join(30)
+    loop.close()
 
 
 def number_of(page: Any, figure: int) -> float:
