@@ -24,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture
 def load(server: Live) -> Iterator[None]:
-    """Five requests of a shared prefix, of which three run at once, until the test has seen them."""
+    """Five requests that begin alike, of which three run at once, for as long as the test."""
     loop = asyncio.new_event_loop()
     is_seen = asyncio.Event()
 
