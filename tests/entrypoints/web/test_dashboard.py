@@ -68,6 +68,7 @@ def test_a_load_is_seen(chromium: Any, server: Live, load: None) -> None:
         page.hover("#steps", position={"x": 30, "y": 120})
         assert "Decode" in page.locator(".tooltip:visible").inner_text()
         page.mouse.move(2, 2)
+        assert page.locator("#share-decode").inner_text().endswith(" %")
         for summary in page.locator("details.as-table > summary").all():
             summary.click()
         page.wait_for_selector("#steps-table tbody tr")
