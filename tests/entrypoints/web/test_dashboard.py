@@ -115,6 +115,7 @@ def test_accessibility(chromium: Any, server: Live) -> None:
             assert not axe.run(page).response["violations"]
 
 
+@pytest.mark.slow  # the page waits for three seconds before it tries again
 def test_a_server_that_went_away_is_told(chromium: Any, server: Live) -> None:
     with page_of(chromium, f"{server.url}/dashboard", complaints=("ERR_FAILED",)) as page:
         page.wait_for_selector("body[data-ready]")
