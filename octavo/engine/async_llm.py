@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -14,15 +14,23 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from octavo.config.engine import EngineConfig
 from octavo.contracts.beam_search_params import BeamSearchParams
 from octavo.contracts.kv_spec import BLOCK_SIZE
-from octavo.contracts.messages import EngineOutputs, FinishReason, RequestOutput, SchedulerStats
+from octavo.contracts.messages import (
+    EngineOutputs,
+    FinishReason,
+    PoolingRequestOutput,
+    RequestOutput,
+    SchedulerStats,
+)
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.beam_search import begin_beam_search
 from octavo.engine.core_client import AsyncCoreClient
-from octavo.engine.core_launch import CoreHandle
+from octavo.engine.core_launch import CoreHandle, CoreLink
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
 from octavo.engine.metrics import CacheInfo, EngineMetrics
-from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.output_processor import OutputProcessor, ParserOf
 from octavo.engine.output_stream import OutputStream
+from octavo.engine.pooling import pooling_output
 from octavo.engine.socket_client import SocketClient
 from octavo.errors import DuplicateIdError, EngineDeadError, RequestError
 from octavo.log import get_logger
@@ -76,6 +84,7 @@ class AsyncLLM:
             self.config.model,
             tokenizer,
             vocab_size=info.vocab_size,
+            hidden_size=info.hidden_size,
             generation_config=generation_config,
         )
         self._output_processor = OutputProcessor(tokenizer)
@@ -121,6 +130,24 @@ class AsyncLLM:
             await client.ready()
         return cls(client, tokenizer, files.generation_config)
 
+    @classmethod
+    async def attach(cls, link: CoreLink) -> AsyncLLM:
+        """A further front end of a core that another one started. Raises as `start`."""
+        from octavo.engine.tokenizer import tokenizer_of
+        from octavo.models.files import resolve_model
+
+        client = SocketClient(link)
+        try:
+            await client.attach()
+            model = client.info.config.model
+            with contextlib.closing(
+                resolve_model(model.model, revision=model.revision, load_format=model.load_format)
+            ) as files:
+                return cls(client, tokenizer_of(model, files), files.generation_config)
+        except BaseException:
+            await client.shutdown()
+            raise
+
     # ---------------------------------------------------------------- requests
 
     async def generate(
@@ -131,9 +158,13 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request as they come (`SamplingParams.output_kind`). A slow reader
         gets fewer, larger ones. Leaving the generator aborts the request.
+
+        With `parser_of`, answers are taken apart (`CompletionOutput.events`), and stop strings are
+        searched in content alone.
 
         Raises:
             RequestError: the request is wrong, or its id is in use.
@@ -148,7 +179,7 @@ class AsyncLLM:
             )
         process = partial(self._input_processor.process, priority=priority, cache_salt=cache_salt)
         request = await self._in_thread(process, request_id, prompt, params)
-        stream = self._open(request)
+        stream = self._open(request, parser_of)
         try:
             await self._submit(request)
             while True:
@@ -187,12 +218,33 @@ class AsyncLLM:
         finish = partial(search.request_output, skip_special_tokens=skip_special_tokens)
         return await self._in_thread(finish, self.tokenizer)
 
+    async def encode(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """The vector of one prompt: a single output. Leaving the generator aborts the request.
+
+        Raises:
+            RequestError, EngineDeadError: as `generate`.
+            RequestFailedError: the request failed, or was aborted.
+        """
+        self._ensure_accepting()
+        process = partial(self._input_processor.process, priority=priority, cache_salt=cache_salt)
+        request = await self._in_thread(process, request_id, prompt, pooling_params)
+        yield pooling_output(await self._last_of(request))
+
     async def abort(self, request_id: str) -> None:
         """End a request: its generator gives a last output with finish_reason "abort"."""
         aborted = self._output_processor.abort_requests([request_id])
         for output in aborted.request_outputs:
             self._deliver(output)
-        await self._abort_in_core(list(aborted.to_abort), "api")
+        self._count_aborts(aborted.to_abort, "api")
+        await self._client.abort_requests(list(aborted.to_abort))
 
     async def check_num_chars(self, num_chars: int, param: str) -> None:
         """Refuse a text that cannot fit before it is tokenized. Raises PromptTooLongError."""
@@ -253,7 +305,7 @@ class AsyncLLM:
 
     # ---------------------------------------------------------------- ends
 
-    def _open(self, request: ProcessedRequest) -> OutputStream:
+    def _open(self, request: ProcessedRequest, parser_of: ParserOf | None = None) -> OutputStream:
         """Expect a request's outputs, until `_end`. Raises DuplicateIdError, EngineDeadError."""
         self._ensure_accepting()
         request_id = request.request_id
@@ -262,7 +314,7 @@ class AsyncLLM:
                 f"request_id={request_id!r} is in use; wait for its end or choose another",
                 param="request_id",
             )
-        self._output_processor.add_request(request)
+        self._output_processor.add_request(request, parser_of)
         stream = self._streams[request_id] = OutputStream(request.params.output_kind)
         self._idle.clear()
         self.metrics.add_requests(request.engine_requests)
@@ -283,19 +335,18 @@ class AsyncLLM:
         finally:
             self._end(request.request_id)
 
-    async def _abort_in_core(self, engine_ids: list[str], reason: str) -> None:
+    def _count_aborts(self, engine_ids: Iterable[str], reason: str) -> None:
         for engine_id in engine_ids:
             self.metrics.finish_request(engine_id, FinishReason.ABORT, abort_reason=reason)
-        await self._client.abort_requests(engine_ids)
 
     def _end(self, request_id: str) -> None:
         """A generator was left: abort what still runs."""
         self._streams.pop(request_id, None)
         aborted = self._output_processor.abort_requests([request_id])
         if aborted.to_abort:
+            self._count_aborts(aborted.to_abort, self._abort_reason)
             # The generator may be closing: nothing may be awaited here.
-            abort = self._abort_in_core(list(aborted.to_abort), self._abort_reason)
-            task = asyncio.ensure_future(abort)
+            task = asyncio.ensure_future(self._client.abort_requests(list(aborted.to_abort)))
             self._aborts.add(task)
             task.add_done_callback(self._aborts.discard)
             task.add_done_callback(_log_failure)

@@ -8,6 +8,16 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from octavo.entrypoints.openai.answers import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+)
+from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.chat_output import AnswerParsing, ChatOutput, answer_parsing
 from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.errors import bad_request, json_response
@@ -23,15 +33,6 @@ from octavo.entrypoints.openai.generation import (
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.protocol import CHAT_UNSUPPORTED, ChatCompletionRequest
-from octavo.entrypoints.openai.responses import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatLogprobs,
-    ChatMessage,
-)
 from octavo.entrypoints.openai.sse import EventStream, event
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ async def create_chat_completion(call: Call) -> Response | EventStream:
         "chatcmpl",
         max_tokens=max_tokens,
         logprobs=num_top,
-        shown_special_token_ids=() if parsing is None else parsing.shown_special_token_ids,
+        parsing=parsing,
     )
     generation = prepare([await render_chat(request, model)])
     chat = _Chat(request, generation, num_top, parsing)
@@ -121,7 +122,9 @@ class _Chat:
         parsed = self._parsed_of(c)
         return ChatChoice(
             index=c.index,
-            message=ChatMessage(content=c.text) if parsed is None else parsed.message(c.text),
+            message=ChatMessage(content=c.text)
+            if parsed is None
+            else parsed.message(c.events or ()),
             logprobs=self._logprobs(c),
             finish_reason=c.finish_reason
             if parsed is None
@@ -176,16 +179,14 @@ class _Chat:
             return None
         parsed = self._parsed.get(c.index)
         if parsed is None:
-            (prompt,) = self.generation.prompts
-            parsed = self._parsing.begin(prompt, self.generation.model.engine.tokenizer)
-            self._parsed[c.index] = parsed
+            parsed = self._parsed[c.index] = ChatOutput(self._parsing)
         return parsed
 
     def _delta(self, c: CompletionOutput) -> ChatDelta | None:
         """What is new in an output; None: nothing that can be told."""
         parsed = self._parsed_of(c)
         if parsed is not None:
-            return parsed.delta(c.text, finished=c.finished)
+            return parsed.delta(c.events or ())
         return ChatDelta(content=c.text) if c.text else None
 
     def _choice(self, c: CompletionOutput, delta: ChatDelta | None) -> ChatChunkChoice:
@@ -217,3 +218,18 @@ class _Chat:
             num_top=self.num_top,
             as_ids=bool(self.request.return_tokens_as_token_ids),
         )
+
+
+ROUTES = (
+    APIRoute(
+        method="POST",
+        path="/v1/chat/completions",
+        summary="Answer a chat",
+        handler=create_chat_completion,
+        request=ChatCompletionRequest,
+        unsupported=CHAT_UNSUPPORTED,
+        response=ChatCompletion,
+        event=ChatChunk,
+        queued=True,
+    ),
+)

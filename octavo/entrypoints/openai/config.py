@@ -13,6 +13,8 @@ from octavo.errors import ConfigError, shown
 NO_PARSER = "none"
 """The name that turns a parser off."""
 
+MAX_API_SERVERS = 64
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _AT_LEAST = {
@@ -20,6 +22,7 @@ _AT_LEAST = {
     "max_num_queued_tokens": 0,
     "max_request_bytes": 1,
     "max_logprobs": -1,
+    "api_server_count": 1,
     "shutdown_timeout": 0,
     "body_timeout": 0,
     "stall_timeout": 0,
@@ -42,8 +45,15 @@ class ServerConfig:
         "key that every request but /health needs; may be repeated; the environment variable "
         "OCTAVO_API_KEY (keys separated by commas) keeps it out of the process list",
     )
+    api_key_file: str | None = option(
+        None,
+        "JSON file of keys with names and limits, as docs/server.md has it; read again at SIGHUP",
+    )
     served_model_name: list[str] | None = option(
         None, "name of the model in the API; may be repeated; None: as --model gives it"
+    )
+    api_server_count: int = option(
+        1, "processes that speak HTTP, all at one engine core; limits are shared out evenly"
     )
     max_num_queued_reqs: int = option(
         1024, "most sequences that may wait for their first token; more get 503; 0: no limit"
@@ -72,6 +82,11 @@ class ServerConfig:
     disable_fastapi_docs: bool = option(False, "no /docs and /openapi.json (the name is vLLM's)")
     log_level: LogLevel = option("info", "info has a line per request")
 
+    @property
+    def has_keys(self) -> bool:
+        """Does a request need a key?"""
+        return bool(self.api_key) or self.api_key_file is not None
+
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port={self.port} must be in 0…65535")
@@ -79,6 +94,10 @@ class ServerConfig:
             value = getattr(self, name)
             if not value >= least:  # false for NaN too
                 raise ConfigError(f"{name}={value} must be at least {least}")
+        if self.api_server_count > MAX_API_SERVERS:
+            raise ConfigError(
+                f"api_server_count={self.api_server_count} must be at most {MAX_API_SERVERS}"
+            )
         for name in ("api_key", "served_model_name"):
             if not all(getattr(self, name) or ()):
                 raise ConfigError(f"{name} has an empty value; leave it out for none")

@@ -32,7 +32,7 @@ from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.chat_messages import normal_messages
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.metrics import CacheInfo, EngineMetrics
-from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.output_processor import OutputProcessor, ParserOf
 from octavo.engine.wire import CoreInfo
 from octavo.errors import (
     ChatTemplateError,
@@ -40,7 +40,7 @@ from octavo.errors import (
     EngineUnresponsiveError,
     RequestError,
 )
-from tests.engine.fakes import EOS, ByteTokenizer
+from tests.engine.fakes import EOS, HIDDEN_SIZE, ByteTokenizer
 
 BLOCK_SIZE = 16
 
@@ -158,6 +158,7 @@ class FakeEngine:
             config=self.config,
             memory_plan=plan,
             vocab_size=self.tokenizer.vocab_size,
+            hidden_size=HIDDEN_SIZE,
             kv_cache_dtype="float32",
         )
         cache = CacheInfo(
@@ -177,6 +178,7 @@ class FakeEngine:
             self.config.model,
             self.tokenizer,  # type: ignore[arg-type]
             vocab_size=self.tokenizer.vocab_size,
+            hidden_size=HIDDEN_SIZE,
             generation_config={},
         )
         self._output = OutputProcessor(self.tokenizer)  # type: ignore[arg-type]
@@ -200,13 +202,14 @@ class FakeEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         if self._dead is not None:
             raise EngineDeadError(self._dead)
         request = self._input.process(
             request_id, prompt, params, priority=priority, cache_salt=cache_salt
         )
-        self._output.add_request(request)
+        self._output.add_request(request, parser_of)
         queue = self._queues[request_id] = asyncio.Queue()
         self.metrics.add_requests(request.engine_requests)
         text = self.tokenizer.decode(request.prompt_token_ids)

@@ -38,10 +38,13 @@ async def test_routes() -> None:
     there = set()
     for route in gate._app.routes:  # type: ignore[attr-defined]
         assert isinstance(route, Route)
-        (method,) = (route.methods or {"POST"}) - {"HEAD"}
-        there.add(f"{method} {route.path.replace('{name:path}', 'NAME')}")
+        (method,) = (route.methods or set()) - {"HEAD"}
+        path = re.sub(r"{(\w+)}", lambda match: match[1].upper(), route.path_format)
+        there.add(f"{method} {path}")
     assert words(section("Routes")) & there == there
-    assert {w for w in words(section("Routes")) if w.startswith(("GET ", "POST "))} == there
+    assert {
+        w for w in words(section("Routes")) if w.startswith(("GET ", "POST ", "DELETE "))
+    } == there
 
 
 def test_request_fields() -> None:
@@ -102,7 +105,7 @@ def test_flags() -> None:
 
 
 async def test_metrics() -> None:
-    server = serve_engines({"m": FakeEngine()}, ServerConfig())
+    server = serve_engines({"m": FakeEngine()}, ServerConfig(api_key=["k"]))
     server.http_requests["/health", "GET", 200] = 1
     rows = []
     for metric in ServerCollector(server).collect():
