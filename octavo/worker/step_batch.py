@@ -26,6 +26,7 @@ class StepBatch:
         sample_index: [S] index into `request_ids`, ascending.
         num_logits: [S] logits rows of each.
         logit_rows_of_state: [R] row of the persistent batch.
+        logit_offsets: [R] drafts of the same request before it.
         logit_positions: [R] int64, absolute position of the token that the row samples.
     """
 
@@ -35,6 +36,7 @@ class StepBatch:
     sample_index: np.ndarray
     num_logits: np.ndarray
     logit_rows_of_state: np.ndarray
+    logit_offsets: np.ndarray
     logit_positions: np.ndarray
 
 
@@ -92,6 +94,7 @@ class StepBatchBuilder:
             sample_index=index,
             num_logits=num_logits,
             logit_rows_of_state=token_rows[logit_rows],
+            logit_offsets=_offsets(num_logits),
             logit_positions=positions[logit_rows] + 1,
         )
 
@@ -141,6 +144,11 @@ def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
     before = np.cumsum(counts)
     total = int(before[-1]) if len(before) else 0
     return np.repeat(ends - before, counts) + np.arange(total)
+
+
+def _offsets(counts: np.ndarray) -> np.ndarray:
+    """0 … counts[i]-1 for every i, in a row."""
+    return _last_rows(counts, counts)
 
 
 def _write_drafts(

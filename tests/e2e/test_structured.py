@@ -140,12 +140,13 @@ def test_resting_changes_no_answer(
     might_go = turns.Turns.may_go
     monkeypatch.setattr(turns.Turns, "may_go", may_go)
     monkeypatch.setattr(turns, "COSTLY_SECONDS", -1.0)
+    monkeypatch.setattr(turns, "MAX_SHARE", 0.002)
     some = [ask for ask in asks() if ask.params.n == 1][:12]
     options: dict[str, Any] = {"pipeline_depth": depth, "num_threads": 1, "max_model_len": 128}
     with closing(Lab(tiny_path, dtype="float32", **options)) as lab:
         for name, output in lab.run(some).items():
             assert answers_of(output) == alone[name]
-    assert len(rested) > 100
+    assert len(set(rested)) > 5
 
 
 def test_jumping_takes_fewer_steps(tiny_path: Path, alone: dict[str, list[Answer]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +57,14 @@ def test_a_fork_that_dies_by_itself(checked: Probe, monkeypatch: pytest.MonkeyPa
     many = "(" * 100_000 + "a" + ")" * 100_000
     assert checked.check(GrammarSource("lark", f"start: /{many}/"), 3).error
     assert checked.check(GOOD, 3).error is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc")
+def test_there_is_one_thread_to_fork(checked: Probe) -> None:
+    """The others would be missing in the fork, with the locks that they hold."""
+    assert checked.check(GOOD, 3).error is None
+    assert checked._process is not None
+    assert len(list(Path(f"/proc/{checked._process.pid}/task").iterdir())) == 1
 
 
 def test_a_killed_process_is_started_anew(checked: Probe) -> None:
