@@ -145,7 +145,7 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     try:
         await phase(llm, 2)  # a warm engine
         for _ in range(args.rounds):
-            quiet = await phase(llm, seconds)
+            quiet = await phase(llm, seconds / 2)
             company = await phase(llm, seconds / 2, one_more)
             hostile = await phase(llm, seconds, attacker)
             ratio = round(hostile["p99_ms"] / quiet["p99_ms"], 2)
