@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -85,9 +86,10 @@ def run_when_idle(native_id: int) -> None:
     thread, found elsewhere than there, would share one with them until the kernel moves it.
     """
     if sys.platform == "linux":
-        os.sched_setscheduler(native_id, os.SCHED_IDLE, os.sched_param(0))
-        cores = os.sched_getaffinity(native_id)
-        os.sched_setaffinity(native_id, cores - {min(cores)} or cores)
+        with contextlib.suppress(OSError):  # a sandbox may not know of it
+            os.sched_setscheduler(native_id, os.SCHED_IDLE, os.sched_param(0))
+            cores = os.sched_getaffinity(native_id)
+            os.sched_setaffinity(native_id, cores - {min(cores)} or cores)
 
 
 def start_compile_thread(target: Callable[[], None]) -> threading.Thread:
