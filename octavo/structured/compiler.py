@@ -65,8 +65,8 @@ class GrammarCompiler:
     go when there are too many bytes.
 
     Grammars come in the order of their length, and those whose time was over at the first try after
-    all others (a multilevel feedback queue). Of two threads one takes first tries only, so that a
-    grammar waits for no costly ones: 24 at a time are tried in about a second.
+    all others (a multilevel feedback queue). Of two threads one takes first tries only, so that no
+    grammar waits for costly ones.
 
     These threads have the usual priority: they start processes and read vocabularies, which holds
     the interpreter's lock, and who holds that must not wait for the processor.
