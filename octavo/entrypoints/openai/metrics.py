@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -48,6 +53,14 @@ class ServerCollector(Collector):
         for (route, method, status), count in server.http_requests.items():
             http.add_metric([route, method, str(status)], count)
         yield http
+        seconds = HistogramMetricFamily(
+            PREFIX + "http_request_duration_seconds",
+            "Seconds from an HTTP request's head to the end of its answer.",
+            labels=["route"],
+        )
+        for route, histogram in server.http_seconds.items():
+            seconds.add_metric([route], buckets=histogram.cumulative(), sum_value=histogram.total)
+        yield seconds
         in_flight = GaugeMetricFamily(
             PREFIX + "http_requests_in_flight", "Requests being answered."
         )
