@@ -36,7 +36,7 @@ class ModelConfig:
     dtype: DtypeName = option("auto", "weights and KV cache: float32, bfloat16; auto follows both")
     quantization: QuantizationName = option(
         "auto",
-        "gguf: its blocks as stored; int8, int4: any checkpoint; auto: none, values in dtype",
+        "gguf: its blocks as stored; int8, int4: any checkpoint; auto: gguf unless dtype is given",
     )
     max_model_len: int | None = option(None, "most tokens of prompt and output; None: the model's")
     load_format: LoadFormat = option("auto", "auto, safetensors, gguf, dummy (random weights)")
