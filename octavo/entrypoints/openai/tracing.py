@@ -53,9 +53,9 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         logging.getLogger("opentelemetry").handlers = get_logger("octavo").handlers
-        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win.
-        resource = Resource({"service.name": "octavo", "service.version": __version__})
-        resource = resource.merge(Resource.create())
+        resource = Resource.create({"service.version": __version__})
+        if str(resource.attributes["service.name"]).startswith("unknown_service"):
+            resource = resource.merge(Resource({"service.name": "octavo"}))
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("octavo", __version__)

@@ -107,6 +107,7 @@ def test_flags() -> None:
 async def test_metrics() -> None:
     server = serve_engines({"m": FakeEngine()}, ServerConfig(api_key=["k"]))
     server.http_requests["/health", "GET", 200] = 1
+    server.http_seconds_of("/health").observe(1)
     rows = []
     for metric in ServerCollector(server).collect():
         labels = sorted({label for s in metric.samples for label in s.labels} - {"le"})

@@ -58,7 +58,7 @@ async def test_answers_and_streams(folder: Path) -> None:
         assert (await s.get("/health")).status == 200
         reply = await s.completion("SAY:hello", stream=True)
         assert "".join(e["choices"][0]["text"] for e in reply.events) == "hello"
-        reader, writer = await s.connect()
+        _, writer = await s.connect()
         tls = writer.get_extra_info("ssl_object")
         assert tls.version() in ("TLSv1.2", "TLSv1.3")
         await close(writer)
