@@ -51,6 +51,7 @@ class ServerConfig:
         None,
         "key that every request but /health needs; may be repeated; the environment variable "
         "OCTAVO_API_KEY (keys separated by commas) keeps it out of the process list",
+        secret=True,
     )
     api_key_file: str | None = option(
         None,
