@@ -40,7 +40,7 @@ from octavo.errors import (
     EngineUnresponsiveError,
     RequestError,
 )
-from tests.engine.fakes import EOS, ByteTokenizer
+from tests.engine.fakes import EOS, HIDDEN_SIZE, ByteTokenizer
 
 BLOCK_SIZE = 16
 
@@ -158,6 +158,7 @@ class FakeEngine:
             config=self.config,
             memory_plan=plan,
             vocab_size=self.tokenizer.vocab_size,
+            hidden_size=HIDDEN_SIZE,
             kv_cache_dtype="float32",
         )
         cache = CacheInfo(
@@ -177,6 +178,7 @@ class FakeEngine:
             self.config.model,
             self.tokenizer,  # type: ignore[arg-type]
             vocab_size=self.tokenizer.vocab_size,
+            hidden_size=HIDDEN_SIZE,
             generation_config={},
         )
         self._output = OutputProcessor(self.tokenizer)  # type: ignore[arg-type]
