@@ -15,7 +15,7 @@ import msgspec
 from octavo.contracts.messages import engine_request_ids
 from octavo.entrypoints.openai.answers import PromptTokensDetails, Usage
 from octavo.entrypoints.openai.beams import beam_search_params
-from octavo.entrypoints.openai.errors import APIError, aborted, bad_request
+from octavo.entrypoints.openai.errors import APIError, aborted, bad_request, unavailable
 from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
 from octavo.entrypoints.openai.request_log import log_request
 from octavo.entrypoints.openai.sampling import sampling_params
