@@ -179,10 +179,8 @@ class Generation:
         try:
             output = await asyncio.wait_for(search, seconds or None)
         except asyncio.TimeoutError:
-            raise unavailable(
-                f"the beam search took longer than {seconds} s; ask for fewer tokens or beams",
-                "request_timeout",
-            ) from None
+            message = f"the beam search took longer than {seconds} s; ask for fewer tokens or beams"
+            raise unavailable(message, "request_timeout") from None
         if (parser_of := self._parser_of(i)) is not None:
             for completion in output.outputs:
                 parser = parser_of()
