@@ -1,5 +1,5 @@
 """Tests here may be coroutines, as those of the server."""
 
-from tests.entrypoints.openai.conftest import pytest_pyfunc_call
+from tests.entrypoints.conftest import pytest_pyfunc_call
 
 __all__ = ["pytest_pyfunc_call"]

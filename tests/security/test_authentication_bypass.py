@@ -3,6 +3,7 @@ were protected)."""
 
 from __future__ import annotations
 
+import re
 from urllib.parse import unquote
 
 import pytest
@@ -54,8 +55,8 @@ def variants(path: str) -> set[str]:
 
 
 def is_open(spelling: str) -> bool:
-    """Is that a route for everybody? What is in the query does not change which route it is."""
-    path = unquote(spelling.partition("?")[0])
+    """Is that a route for everybody? Host, query and fragment do not change which route it is."""
+    path = unquote(re.sub(r"^http://[^/]*|[?#].*$", "", spelling))
     return path in OPEN or path.startswith(STATIC)
 
 
