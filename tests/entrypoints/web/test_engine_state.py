@@ -135,6 +135,16 @@ async def test_large_pools_are_sent_small() -> None:
         assert json.loads(gzip.decompress(packed.body))["view"]["blocks"]["num_blocks"] == 100_000
 
 
+async def test_looking_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with serving() as s:
+        await s.get("/v1/engine/state")
+        await s.get("/v1/engine/state?block=x")
+    lines = [r.getMessage() for r in caplog.records if "engine/state" in r.getMessage()]
+    assert len(lines) == 1
+    assert " 400 " in lines[0]
+
+
 async def test_a_dead_engine() -> None:
     engine = FakeEngine()
     async with serving(engine) as s:
