@@ -94,6 +94,7 @@ class Scheduler:
         self._in_flight: deque[StepRecord] = deque()
         self._num_arrivals = 0
         self._num_steps = 0
+        self._num_deferred = 0  # waiting requests that hooks, or parents, hold back
         self._counters = Counters(
             self._kv.pool.num_usable_blocks, caches_prefixes=enable_prefix_caching
         )
@@ -248,7 +249,7 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
         """Admit waiting requests, in order, while there are places, tokens and blocks."""
-        self._stats.num_deferred = 0
+        self._num_deferred = 0
         waiting, running = self._waiting.requests, self._running.requests
         if not waiting or len(running) >= self._config.max_num_seqs:
             return
@@ -270,7 +271,7 @@ class Scheduler:
                 continue
             index += 1
             if verdict is Admission.WAIT:
-                self._stats.num_deferred += 1
+                self._num_deferred += 1
                 continue
             prefix = self._prefix_of(request, num_reserved)
             if prefix is None:
@@ -469,6 +470,7 @@ class Scheduler:
         return self._counters.snapshot(
             num_running=len(self._running.requests),
             num_waiting=len(self._waiting.requests),
+            num_deferred=self._num_deferred,
             num_used_blocks=pool.num_used_blocks,
             num_cached_blocks=pool.num_cached_blocks,
         )
