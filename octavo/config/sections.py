@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from octavo.contracts.pooling_params import PoolingType
+
 DtypeName = Literal["auto", "float32", "bfloat16"]
 QuantizationName = Literal["auto", "gguf", "int8", "int4"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
@@ -49,6 +51,9 @@ class ModelConfig:
         "raw_logprobs", "logprobs of the raw or of the processed distribution, or its logits"
     )
     logits_processors: tuple[str, ...] = option((), "logits processor classes, as module:Class")
+    pooling_type: PoolingType = option(
+        "LAST", "of the vectors of embedding requests: the last token's, the mean of all, the first"
+    )
     reasoning_start_str: str = option("<think>", "how the model begins its reasoning")
     reasoning_end_str: str = option("</think>", "how it ends it; see thinking_token_budget")
 

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from octavo.config.engine import EngineConfig
 from octavo.contracts.beam_search_params import BeamSearchParams
 from octavo.contracts.kv_spec import BLOCK_SIZE
-from octavo.contracts.messages import EngineOutputs, FinishReason, RequestOutput, SchedulerStats
+from octavo.contracts.messages import (
+    EngineOutputs,
+    FinishReason,
+    PoolingRequestOutput,
+    RequestOutput,
+    SchedulerStats,
+)
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.beam_search import begin_beam_search
 from octavo.engine.core_client import AsyncCoreClient
@@ -23,11 +30,13 @@ from octavo.engine.input_processor import InputProcessor, ProcessedRequest, Prom
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor, ParserOf
 from octavo.engine.output_stream import OutputStream
+from octavo.engine.pooling import pooling_output
 from octavo.engine.socket_client import SocketClient
 from octavo.errors import DuplicateIdError, EngineDeadError, RequestError
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
+    from octavo.contracts.engine_view import EngineView
     from octavo.engine.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
@@ -76,6 +85,7 @@ class AsyncLLM:
             self.config.model,
             tokenizer,
             vocab_size=info.vocab_size,
+            hidden_size=info.hidden_size,
             generation_config=generation_config,
         )
         self._output_processor = OutputProcessor(tokenizer)
@@ -209,6 +219,26 @@ class AsyncLLM:
         finish = partial(search.request_output, skip_special_tokens=skip_special_tokens)
         return await self._in_thread(finish, self.tokenizer)
 
+    async def encode(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """The vector of one prompt: a single output. Leaving the generator aborts the request.
+
+        Raises:
+            RequestError, EngineDeadError: as `generate`.
+            RequestFailedError: the request failed, or was aborted.
+        """
+        self._ensure_accepting()
+        process = partial(self._input_processor.process, priority=priority, cache_salt=cache_salt)
+        request = await self._in_thread(process, request_id, prompt, pooling_params)
+        yield pooling_output(await self._last_of(request))
+
     async def abort(self, request_id: str) -> None:
         """End a request: its generator gives a last output with finish_reason "abort"."""
         aborted = self._output_processor.abort_requests([request_id])
@@ -259,6 +289,11 @@ class AsyncLLM:
         """Forget all cached prefixes; False (and nothing done) while requests hold blocks."""
         self._ensure_accepting()
         return await self._client.reset_prefix_cache()
+
+    async def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
+        """What the core is doing (`Scheduler.observe`), when the step in progress has ended."""
+        self._ensure_alive()
+        return await self._client.observe(after_step, block_id)
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
         """Take no more requests, let the running ones end for so long, then stop the core. May be

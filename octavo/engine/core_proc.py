@@ -104,6 +104,7 @@ class CoreProcess:
             config=core.config,
             memory_plan=core.info.memory_plan,
             vocab_size=core.info.vocab_size,
+            hidden_size=core.info.hidden_size,
             kv_cache_dtype=kv_dtype.value if kv_dtype is not None else "none",
         )
         self._sockets.send(_OWNER, wire.Ready(info=self._info))
@@ -216,6 +217,9 @@ def _called(core: EngineCore, call: wire.Call) -> wire.Result:
     """What came of one of the methods that front ends may call."""
     if call.method == "reset_prefix_cache":
         return wire.Result(call_id=call.call_id, value=core.reset_prefix_cache())
+    if call.method == "observe":
+        view = core.observe(call.arguments.get("after_step", -1), call.arguments.get("block_id"))
+        return wire.Result(call_id=call.call_id, value=view)
     return wire.Result(call_id=call.call_id, error=f"unknown method {call.method[:64]!r}")
 
 

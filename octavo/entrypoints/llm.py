@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from octavo.config.engine import EngineConfig
 from octavo.contracts.beam_search_params import BeamSearchParams
-from octavo.contracts.messages import RequestOutput, SchedulerStats
+from octavo.contracts.messages import (
+    PoolingRequestOutput,
+    RequestOutput,
+    SchedulerStats,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.beam_search import BeamSearchOutput, begin_beam_search
 from octavo.engine.input_processor import ProcessedRequest, PromptType
 from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.pooling import cosine, pooling_output
 from octavo.entrypoints.interrupts import deferred_interrupt
 from octavo.entrypoints.progress import generation_progress
 from octavo.errors import EngineDeadError, RequestError
@@ -102,15 +112,7 @@ class LLM:
         priorities = (
             [0] * len(items) if priority is None else _one_each("priority", priority, len(items))
         )
-        requests = []
-        for i, (prompt, p, level) in enumerate(zip(items, params, priorities)):
-            with _naming("prompts", i, len(items)):
-                requests.append(
-                    self.llm_engine.input_processor.process(
-                        str(next(self._request_numbers)), prompt, p, priority=level
-                    )
-                )
-        return self._run(requests, use_tqdm)
+        return self._run(self._processed(items, params, priorities), use_tqdm)
 
     def chat(
         self,
@@ -180,7 +182,7 @@ class LLM:
         while active := [search for search in active if not search.done]:
             steps = [search.next_requests() for search in active]
             done: dict[str, RequestOutput] = {}
-            for outputs in self._steps([request for step in steps for request in step]):
+            for outputs in self._uninterrupted([r for step in steps for r in step]):
                 done |= {output.request_id: output for output in outputs}
             for search, step in zip(active, steps):
                 search.take([done[request.request_id] for request in step])
@@ -196,8 +198,103 @@ class LLM:
         request_id = str(next(self._request_numbers))
         request = engine.input_processor.process(request_id, prompt, params)
         request.params.output_kind = RequestOutputKind.DELTA  # params are a copy
-        for outputs in self._steps([request]):
-            yield from outputs
+        with closing(self._steps([request])) as steps:
+            outputs: list[RequestOutput] | None = []
+            while outputs is not None:
+                yield from outputs
+                with deferred_interrupt() as raise_if_interrupted:
+                    outputs = next(steps, None)
+                    raise_if_interrupted()
+
+    # ---------------------------------------------------------------- vectors
+
+    def encode(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """The vectors of prompts, pooled from the model's final hidden states.
+
+        Args:
+            prompts: as for `generate`.
+            pooling_params: one for all, one each, or None for the defaults.
+
+        Returns:
+            One output per prompt, in their order: `.outputs.data` [dimensions] float32, or
+            `.outputs.embedding`, the same as a list.
+
+        Raises:
+            RequestError, EngineDeadError, KeyboardInterrupt: as `generate`.
+            RequestFailedError: one of them failed while it ran.
+        """
+        items = _as_prompts(prompts)
+        if pooling_params is None:
+            pooling_params = PoolingParams()
+        if isinstance(pooling_params, PoolingParams):
+            params = [pooling_params] * len(items)
+        else:
+            params = _one_each("pooling_params", pooling_params, len(items))
+            for i, p in enumerate(params):
+                if not isinstance(p, PoolingParams):
+                    raise RequestError(
+                        f"pooling_params[{i}] must be PoolingParams, not {type(p).__name__}",
+                        param="pooling_params",
+                    )
+        requests = self._processed(items, params, [0] * len(items))
+        return [pooling_output(output) for output in self._run(requests, use_tqdm)]
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """The embeddings of prompts: `encode` under the name of its one task."""
+        return self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
+
+    def score(
+        self,
+        data_1: PromptType | Sequence[PromptType],
+        data_2: PromptType | Sequence[PromptType],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How near texts are, pair by pair: the cosine of their vectors.
+
+        Args:
+            data_1: one text for all of `data_2`, or as many as there.
+            pooling_params: of all vectors; they are always normalized.
+
+        Raises:
+            RequestError: the numbers of texts do not match; and as `encode`.
+        """
+        queries, documents = _as_prompts(data_1), _as_prompts(data_2)
+        if len(queries) != len(documents) and len(queries) != 1:
+            raise RequestError(
+                f"data_1 has {len(queries)} texts and data_2 {len(documents)}; give one in data_1, "
+                "or as many",
+                param="data_1",
+            )
+        given = PoolingParams() if pooling_params is None else pooling_params
+        outputs = self.encode(
+            [*queries, *documents],
+            msgspec.structs.replace(given, normalize=True),
+            use_tqdm=use_tqdm,
+        )
+        first, second = outputs[: len(queries)], outputs[len(queries) :]
+        return [
+            ScoringRequestOutput(
+                request_id=b.request_id,
+                outputs=ScoringOutput(cosine(a.outputs.data, b.outputs.data)),
+                prompt_token_ids=a.prompt_token_ids + b.prompt_token_ids,
+                num_cached_tokens=a.num_cached_tokens + b.num_cached_tokens,
+            )
+            for a, b in zip(first * (len(second) if len(first) == 1 else 1), second)
+        ]
 
     # ---------------------------------------------------------------- the rest
 
@@ -249,20 +346,49 @@ class LLM:
             return [params] * count
         return _one_each("sampling_params", params, count)
 
+    def _processed(
+        self,
+        prompts: Sequence[PromptType],
+        params: Sequence[SamplingParams | PoolingParams],
+        priorities: Sequence[int],
+    ) -> list[ProcessedRequest]:
+        """One request per prompt. Raises RequestError, which names the prompt."""
+        requests = []
+        for i, (prompt, p, level) in enumerate(zip(prompts, params, priorities)):
+            with _naming("prompts", i, len(prompts)):
+                requests.append(
+                    self.llm_engine.input_processor.process(
+                        str(next(self._request_numbers)), prompt, p, priority=level
+                    )
+                )
+        return requests
+
     def _run(self, requests: list[ProcessedRequest], use_tqdm: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
         num_tokens = 0
         for request in requests:
             request.params.output_kind = RequestOutputKind.FINAL_ONLY  # params are a copy
         with generation_progress(len(requests), enabled=use_tqdm) as progress:
-            for outputs in self._steps(requests):
+            for outputs in self._uninterrupted(requests):
                 for output in outputs:
                     done[output.request_id] = output
                     num_tokens += sum(len(c.token_ids) for c in output.outputs)
                 progress.update(len(done), num_tokens)
         return [done[r.request_id] for r in requests]
 
-    def _steps(self, requests: list[ProcessedRequest]) -> Iterator[list[RequestOutput]]:
+    def _uninterrupted(self, requests: list[ProcessedRequest]) -> Iterator[list[RequestOutput]]:
+        """As `_steps`, for callers that only collect: Ctrl-C waits for the end of a step. (To
+        change the handler before and after each step would take a tenth of the time that Python
+        has between two forwards.)"""
+        with deferred_interrupt() as raise_if_interrupted, closing(self._steps(requests)) as steps:
+            for outputs in steps:
+                raise_if_interrupted()
+                yield outputs
+            raise_if_interrupted()
+
+    def _steps(
+        self, requests: list[ProcessedRequest]
+    ) -> Generator[list[RequestOutput], None, None]:
         """Run requests to their end; what each step brings for them. Whatever ends this early
         aborts them. Several of these may be under way at once."""
         inbox: list[RequestOutput] = []
@@ -288,11 +414,9 @@ class LLM:
         """Empty an inbox; if it is empty, take a step and deliver what that brings to everybody."""
         with self._lock:
             if not inbox:
-                with deferred_interrupt() as raise_if_interrupted:
-                    for output in self.llm_engine.step():
-                        if output.request_id in self._inboxes:
-                            self._inboxes[output.request_id].append(output)
-                    raise_if_interrupted()
+                for output in self.llm_engine.step():
+                    if output.request_id in self._inboxes:
+                        self._inboxes[output.request_id].append(output)
             outputs = inbox.copy()
             inbox.clear()
         return outputs

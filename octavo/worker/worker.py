@@ -110,6 +110,7 @@ class Worker:
             kv_cache_config=kv_cache_config,
             memory_plan=plan,
             vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
         )
 
     def execute_model(self, step: SchedulerOutput) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo.contracts.answer_events import Content, Event
 from octavo.contracts.messages import engine_request_ids
 from octavo.entrypoints.openai.answers import PromptTokensDetails, Usage
 from octavo.entrypoints.openai.beams import beam_search_params
-from octavo.entrypoints.openai.errors import APIError, bad_request, unavailable
+from octavo.entrypoints.openai.errors import APIError, aborted, bad_request
 from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
 from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.state import MAX_CHOICES
@@ -79,6 +80,12 @@ class Generation:
                 )
             }
         )
+
+    def events(self, completion: CompletionOutput) -> Iterable[Event]:
+        """What an output says, taken apart, as far as the request wants to hear of it."""
+        if self.parsing is None or completion.events is None:
+            return [Content(completion.text)] if completion.text else []
+        return self.parsing.wanted(completion.events)
 
     async def final(self) -> list[RequestOutput]:
         """Run to the end: the last output of each prompt, in order.
@@ -232,7 +239,7 @@ def begin(
         model=model,
         ticket=call.ticket,
         params=params,
-        public_id=f"{id_prefix}-{base}",
+        public_id=id_prefix + base,
         default_max_tokens=default_max_tokens,
         priority=priority,
         cache_salt=request.cache_salt,
@@ -278,7 +285,7 @@ def check_finish(completion: CompletionOutput) -> None:
     if completion.finish_reason == "error":
         raise APIError(500, completion.error or "the request failed", code="request_failed")
     if completion.finish_reason == "abort":
-        raise unavailable("the request was aborted by the server", "aborted")
+        raise aborted()
 
 
 def usage_of(
