@@ -265,6 +265,7 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
         """Admit waiting requests, in order, while there are places, tokens and blocks."""
+        self._stats.num_deferred = 0
         waiting, running = self._waiting.requests, self._running.requests
         if not waiting or len(running) >= self._config.max_num_seqs:
             return
@@ -286,6 +287,7 @@ class Scheduler:
                 continue
             index += 1
             if verdict is Admission.WAIT:
+                self._stats.num_deferred += 1
                 continue
             prefix = self._prefix_of(request, num_reserved)
             if prefix is None:
