@@ -14,20 +14,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
 from octavo.config.sections import SchedulerConfig
 from octavo.contracts.features import Admission, SchedulerHook
 from octavo.contracts.kv_spec import KVCacheConfig
-from octavo.contracts.messages import EngineOutput, EngineRequest, FinishReason, SchedulerStats
+from octavo.contracts.messages import (
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    SchedulerStats,
+    ServiceClass,
+)
 from octavo.contracts.step import BlockIds, RunnerOutput, SchedulerOutput
 from octavo.core.block_hash import BlockHasher
 from octavo.core.budget import TokenBudget
 from octavo.core.hooks import HookChain
 from octavo.core.integrity import check_scheduler
 from octavo.core.kv_cache_manager import KVCacheManager, Prefix
-from octavo.core.policy import ORDERS, PassedOver, RequestQueue
+from octavo.core.policy import MAX_TOKENS_BESIDE, ORDERS, PassedOver, RequestQueue
 from octavo.core.request import Request, RequestStatus, check_request
 from octavo.core.step_plan import NO_DRAFTS, StepPlan, StepRecord
 from octavo.core.update import settle
@@ -181,13 +188,18 @@ class Scheduler:
         )
         plan = StepPlan(self._num_steps, budget)
         self._num_steps += 1
-        self._schedule_running(plan)
-        # What was just preempted would only fight with what comes in.
-        if not self._preempted_ids:
-            self._schedule_waiting(plan)
+        for i, service_class in enumerate(self._service_classes()):
+            if i:
+                budget.withhold_all_but(MAX_TOKENS_BESIDE)
+            self._schedule_running(plan, service_class)
+            # What was just preempted would only fight with what comes in, unless that goes first.
+            preempted = map(self._requests.__getitem__, self._preempted_ids)
+            if all(request.service_class > service_class for request in preempted):
+                self._schedule_waiting(plan, service_class)
 
         step = plan.step
-        step.total_num_scheduled_tokens = config.max_num_batched_tokens - budget.remaining
+        num_left = budget.remaining + budget.withheld
+        step.total_num_scheduled_tokens = config.max_num_batched_tokens - num_left
         step.block_copies = self._kv.take_block_copies()
         step.finished_request_ids, self._finished_ids = list(self._finished_ids), {}
         step.preempted_request_ids, self._preempted_ids = list(self._preempted_ids), {}
@@ -198,17 +210,24 @@ class Scheduler:
         self._stats.step_tokens = step.total_num_scheduled_tokens
         return step
 
-    def _schedule_running(self, plan: StepPlan) -> None:
-        """Give running requests their tokens, in order; the last ones pay with their blocks."""
+    def _service_classes(self) -> list[ServiceClass]:
+        """Those of the requests that are here, in order."""
+        # There are two: they are those of the first and the last one.
+        queues = [q.requests for q in (self._waiting, self._running) if q.requests]
+        return sorted({requests[i].service_class for requests in queues for i in (0, -1)})
+
+    def _schedule_running(self, plan: StepPlan, service_class: ServiceClass) -> None:
+        """Give the running requests of a class their tokens, in order; the last ones of all pay
+        with their blocks."""
         requests, budget = self._running.requests, plan.budget
-        index = 0
-        while index < len(requests) and budget.remaining:
+        index, end = self._running.bounds(service_class)
+        while index < end and budget.remaining:
             request = requests[index]
             index += 1
             num_tokens = num_wanted = request.num_wanted_tokens()
             if num_wanted <= 0:
                 continue
-            num_behind = len(requests) - index
+            num_behind = end - index
             if num_wanted > 1:
                 num_tokens = budget.chunk(num_wanted, num_behind, request.logprobs_per_prompt_token)
             drafts = NO_DRAFTS
@@ -226,6 +245,7 @@ class Scheduler:
                 if block_ids is None:
                     drafts = NO_DRAFTS
                     block_ids = self._preempt_for(request, num_tokens)
+                    end = min(end, len(requests))
                     if block_ids is None:
                         break
                 if block_ids[0]:
@@ -245,43 +265,55 @@ class Scheduler:
             if victim is request:
                 return None
 
-    def _schedule_waiting(self, plan: StepPlan) -> None:
-        """Admit waiting requests, in order, while there are places, tokens and blocks."""
+    def _schedule_waiting(self, plan: StepPlan, service_class: ServiceClass) -> None:
+        """Admit waiting requests of a class, in order, while there are tokens, and while there are
+        places and blocks or a lower class can lose some."""
         waiting, running = self._waiting.requests, self._running.requests
-        if not waiting or len(running) >= self._config.max_num_seqs:
+        index, end = self._waiting.bounds(service_class)
+        num_higher = self._running.bounds(service_class)[1]
+        if index == end or num_higher >= self._config.max_num_seqs:
             return
         # Blocks that admitted prompts have not taken yet: admitting by these too would end in
         # preemptions. Requests that are decoding take what is there.
         num_reserved = sum(
             self._kv.num_missing_blocks(request)
-            for request in running
+            for request in islice(running, num_higher)
             if request.num_computed_tokens < request.num_tokens
         )
         passed_over = PassedOver()
-        index = 0
         while (
-            index < len(waiting)
-            and len(running) < self._config.max_num_seqs
+            index < end
             and plan.budget.remaining
-            and self._kv.num_free_blocks > num_reserved
             and not passed_over.holds_up_others
+            and self._has_room(service_class, num_reserved)
         ):
             request = waiting[index]
             verdict, refusing = self._may_start(request, plan)
             if refusing is not None:
                 error = refusing.error_of(request)
                 self._outputs.append(self._fail(request, error, refusing.error_param))
+                end -= 1
                 continue
             index += 1
             if verdict is Admission.WAIT:
                 continue
             prefix = self._prefix_of(request, num_reserved)
+            if prefix is None or len(running) >= self._config.max_num_seqs:
+                prefix = self._preempt_lower(request, num_reserved)
             if prefix is None:
                 passed_over.add(request)
             elif self._admit(request, prefix, plan):
                 index -= 1
+                end -= 1
                 passed_over.count_admission()
                 num_reserved += self._kv.num_missing_blocks(request)
+
+    def _has_room(self, service_class: ServiceClass, num_reserved: int) -> bool:
+        """Whether there are a place and blocks, or requests of a lower class that have some."""
+        running = self._running.requests
+        if running and running[-1].service_class > service_class:
+            return True
+        return len(running) < self._config.max_num_seqs and self._kv.num_free_blocks > num_reserved
 
     def _may_start(
         self, request: Request, plan: StepPlan
@@ -311,6 +343,25 @@ class Scheduler:
                 return prefix
         prefix = self._kv.get_computed_blocks(request)
         return prefix if self._kv.num_blocks_to_admit(request, prefix) <= num_free else None
+
+    def _preempt_lower(self, request: Request, num_reserved: int) -> Prefix | None:
+        """Preempt running requests of lower classes, from the end, until there are a place and
+        blocks for a waiting one. None of them, if even all of them would not be enough. None of
+        them is in this step yet."""
+        running = self._running.requests
+        num_kept = self._running.bounds(request.service_class)[1]
+        if num_kept == len(running):
+            return None
+        prefix = self._kv.get_computed_blocks(request)
+        num_free = self._kv.num_free_blocks - num_reserved
+        num_gained = self._kv.num_blocks_of(running[num_kept:], without=prefix)
+        if self._kv.num_blocks_to_admit(request, prefix) > num_free + num_gained:
+            return None
+        found = None
+        while found is None and len(running) > num_kept:
+            self._preempt(running[-1])
+            found = self._prefix_of(request, num_reserved)
+        return found
 
     def _admit(self, request: Request, prefix: Prefix, plan: StepPlan) -> bool:
         """Let a waiting request run; False if a hook allows it no token now."""

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from octavo.config.engine import EngineConfig
 from octavo.contracts.beam_search_params import BeamSearchParams
 from octavo.contracts.kv_spec import BLOCK_SIZE
-from octavo.contracts.messages import EngineOutputs, FinishReason, RequestOutput, SchedulerStats
+from octavo.contracts.messages import (
+    EngineOutputs,
+    FinishReason,
+    RequestOutput,
+    SchedulerStats,
+    ServiceClass,
+)
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.beam_search import begin_beam_search
 from octavo.engine.core_client import AsyncCoreClient
@@ -130,6 +136,7 @@ class AsyncLLM:
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request as they come (`SamplingParams.output_kind`). A slow reader
@@ -146,7 +153,12 @@ class AsyncLLM:
                 "engine with logits processor classes instead",
                 param="logits_processors",
             )
-        process = partial(self._input_processor.process, priority=priority, cache_salt=cache_salt)
+        process = partial(
+            self._input_processor.process,
+            priority=priority,
+            service_class=service_class,
+            cache_salt=cache_salt,
+        )
         request = await self._in_thread(process, request_id, prompt, params)
         stream = self._open(request)
         try:
@@ -166,6 +178,7 @@ class AsyncLLM:
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
         skip_special_tokens: bool = True,
     ) -> RequestOutput:
@@ -173,7 +186,11 @@ class AsyncLLM:
         Cancelling it aborts what runs. Raises as `generate`."""
         self._ensure_accepting()
         begin = partial(
-            begin_beam_search, self._input_processor, priority=priority, cache_salt=cache_salt
+            begin_beam_search,
+            self._input_processor,
+            priority=priority,
+            service_class=service_class,
+            cache_salt=cache_salt,
         )
         search = await self._in_thread(begin, request_id, prompt, params)
         while not search.done:

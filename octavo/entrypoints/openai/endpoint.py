@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect
 
+from octavo.contracts.messages import ServiceClass
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.sse import EventStream
 from octavo.errors import shown
@@ -32,6 +33,7 @@ class Call:
     request_id: str
     body: bytes
     ticket: Ticket
+    service_class: ServiceClass = ServiceClass.INTERACTIVE
 
     def take_body(self) -> bytes:
         """The body, which is not kept: a request may take long, and have many bytes."""

@@ -22,7 +22,7 @@ from octavo.entrypoints.openai.state import MAX_CHOICES
 
 if TYPE_CHECKING:
     from octavo.contracts.beam_search_params import BeamSearchParams
-    from octavo.contracts.messages import CompletionOutput, RequestOutput
+    from octavo.contracts.messages import CompletionOutput, RequestOutput, ServiceClass
     from octavo.contracts.sampling_params import SamplingParams
     from octavo.entrypoints.openai.admission import Ticket
     from octavo.entrypoints.openai.endpoint import Call
@@ -52,6 +52,7 @@ class Generation:
     public_id: str
     default_max_tokens: int | None
     priority: int
+    service_class: ServiceClass
     cache_salt: str | None
     beams: BeamSearchParams | None = None
     created: int = field(default_factory=lambda: int(time.time()))
@@ -148,6 +149,7 @@ class Generation:
             self._params(i),
             self._ids[i],
             priority=self.priority,
+            service_class=self.service_class,
             cache_salt=self.cache_salt,
         )
 
@@ -158,6 +160,7 @@ class Generation:
             msgspec.structs.replace(beams, max_tokens=self._params(i).max_tokens),
             self._ids[i],
             priority=self.priority,
+            service_class=self.service_class,
             cache_salt=self.cache_salt,
             # Beams show all special tokens or none.
             skip_special_tokens=self.params.skip_special_tokens
@@ -227,6 +230,7 @@ def begin(
         public_id=f"{id_prefix}-{base}",
         default_max_tokens=default_max_tokens,
         priority=priority,
+        service_class=call.service_class,
         cache_salt=request.cache_salt,
         beams=beams,
     )

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo.contracts.messages import ServiceClass
 from octavo.entrypoints.openai.admission import Admission
 from octavo.entrypoints.openai.chat_output import OutputFormats, output_formats
 from octavo.entrypoints.openai.config import ServerConfig
@@ -49,6 +50,7 @@ class EngineClient(Protocol):
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]: ...
     async def beam_search(
@@ -58,6 +60,7 @@ class EngineClient(Protocol):
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
         skip_special_tokens: bool = True,
     ) -> RequestOutput: ...
