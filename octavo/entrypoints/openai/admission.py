@@ -49,14 +49,16 @@ class Admission:
         """Sequences that wait; of a request whose body is being read, one."""
         return self._num_unread + len(self._waiting)
 
-    def enter(self) -> Ticket:
-        """A request begins. Raises APIError 503."""
+    def enter(self, *, queued: bool = True) -> Ticket:
+        """A request begins; one that is not `queued` may always. Raises APIError 503."""
+        if not queued:
+            return Ticket(self, is_read=True)
         if self.draining:
             self.rejections["draining"] += 1
             raise unavailable("the server is stopping", "draining")
         self._check(1, 0)
         self._num_unread += 1
-        return Ticket(self)
+        return Ticket(self, is_read=False)
 
     def started(self, engine_id: str) -> None:
         """A sequence has had its first token, or ended without one."""
@@ -87,9 +89,9 @@ class Admission:
 class Ticket:
     """One HTTP request's part of the account; a context manager that gives back what is left."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, *, is_read: bool) -> None:
         self._admission = admission
-        self._is_read = False
+        self._is_read = is_read
         self._num_body_bytes = 0
         self._ids: Iterable[str] = ()
 

@@ -8,6 +8,16 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from octavo.entrypoints.openai.answers import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+)
+from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.chat_output import AnswerParsing, ChatOutput, answer_parsing
 from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.errors import bad_request, json_response
@@ -23,15 +33,6 @@ from octavo.entrypoints.openai.generation import (
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.protocol import CHAT_UNSUPPORTED, ChatCompletionRequest
-from octavo.entrypoints.openai.responses import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatLogprobs,
-    ChatMessage,
-)
 from octavo.entrypoints.openai.sse import EventStream, event
 
 if TYPE_CHECKING:
@@ -217,3 +218,18 @@ class _Chat:
             num_top=self.num_top,
             as_ids=bool(self.request.return_tokens_as_token_ids),
         )
+
+
+ROUTES = (
+    APIRoute(
+        method="POST",
+        path="/v1/chat/completions",
+        summary="Answer a chat",
+        handler=create_chat_completion,
+        request=ChatCompletionRequest,
+        unsupported=CHAT_UNSUPPORTED,
+        response=ChatCompletion,
+        event=ChatChunk,
+        queued=True,
+    ),
+)

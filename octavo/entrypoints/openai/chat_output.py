@@ -18,8 +18,7 @@ from octavo.engine.parsers.formats import (
     marker_texts,
 )
 from octavo.engine.parsers.parser import OutputParser, make_parser
-from octavo.entrypoints.openai.config import NO_PARSER, ServerConfig
-from octavo.entrypoints.openai.responses import (
+from octavo.entrypoints.openai.answers import (
     ChatDelta,
     ChatMessage,
     FunctionCall,
@@ -27,6 +26,7 @@ from octavo.entrypoints.openai.responses import (
     ToolCall,
     ToolCallDelta,
 )
+from octavo.entrypoints.openai.config import NO_PARSER, ServerConfig
 from octavo.entrypoints.openai.structured import structured_outputs
 from octavo.entrypoints.openai.tool_choice import chosen_tools, forced_calls, forced_name
 from octavo.errors import ConfigError

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
+from octavo.entrypoints.openai.answers import Completion, CompletionChoice
+from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import bad_request, json_response
 from octavo.entrypoints.openai.generation import (
     Generation,
@@ -23,7 +25,6 @@ from octavo.entrypoints.openai.generation import (
 from octavo.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.protocol import COMPLETION_UNSUPPORTED, CompletionRequest
-from octavo.entrypoints.openai.responses import Completion, CompletionChoice
 from octavo.entrypoints.openai.sse import EventStream, event
 from octavo.entrypoints.openai.state import MAX_CHOICES
 
@@ -228,3 +229,18 @@ class _Completion:
     def _wants_tokens(self, c: CompletionOutput) -> bool:
         """Is there something to say of tokens whose text is still withheld?"""
         return bool(c.token_ids) and (self.with_ids or self.request.logprobs is not None)
+
+
+ROUTES = (
+    APIRoute(
+        method="POST",
+        path="/v1/completions",
+        summary="Continue a text",
+        handler=create_completion,
+        request=CompletionRequest,
+        unsupported=COMPLETION_UNSUPPORTED,
+        response=Completion,
+        event=Completion,
+        queued=True,
+    ),
+)

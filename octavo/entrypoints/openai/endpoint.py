@@ -1,36 +1,49 @@
-"""POST endpoints: reading the body within limits, and giving up when the client is gone."""
+"""What is around a handler: the body read within limits, giving up when the client is gone."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
 from octavo.contracts.messages import ServiceClass
 from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.parsing import parse_query
 from octavo.entrypoints.openai.sse import EventStream
 from octavo.errors import shown
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
+    import msgspec
     from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
     from octavo.entrypoints.openai.admission import Ticket
+    from octavo.entrypoints.openai.api_route import APIRoute
     from octavo.entrypoints.openai.state import Server
 
 logger = get_logger(__name__)
 
 
+Q = TypeVar("Q", bound="msgspec.Struct")
+
+
 @dataclass(kw_only=True)
 class Call:
-    """One request on its way."""
+    """One request on its way.
+
+    Attributes:
+        body: of a route that takes JSON; else b"".
+        receive: for a handler that reads the body itself.
+    """
 
     server: Server
     request_id: str
+    scope: Scope
+    receive: Receive
     body: bytes
     ticket: Ticket
     service_class: ServiceClass = ServiceClass.INTERACTIVE
@@ -41,30 +54,50 @@ class Call:
         body, self.body = self.body, b""
         return body
 
+    @property
+    def path_params(self) -> dict[str, str]:
+        """What stands in the path where the route has names."""
+        params: dict[str, str] = self.scope["path_params"]
+        return params
+
+    def header(self, name: str) -> str:
+        """The last header of this name (in small letters), "" where there is none."""
+        headers = {n: value for n, value in self.scope["headers"] if n == name.encode()}
+        return str(headers.get(name.encode(), b"").decode("latin-1"))
+
+    def query(self, kind: type[Q]) -> Q:
+        """The query's parameters. Raises APIError 400: one is wrong, unknown, or given twice."""
+        return parse_query(self.scope["query_string"], kind)
+
 
 Handler = Callable[[Call], Awaitable["Response | EventStream"]]
 
 
 class Endpoint:
-    """An ASGI application that answers POSTs of JSON with `handler`."""
+    """An ASGI application that answers the requests of one route."""
 
-    def __init__(self, server: Server, handler: Handler) -> None:
+    def __init__(self, server: Server, route: APIRoute) -> None:
         self._server = server
-        self._handler = handler
+        self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server = self._server
-        with server.admission.enter() as ticket:
+        server, route = self._server, self._route
+        with server.admission.enter(queued=route.queued) as ticket:
             server.in_flight += 1
             try:
-                check_headers(scope)
+                body = b""
+                if route.takes_json:
+                    check_headers(scope)
+                    body = await self._read_body(scope, receive, ticket)
                 call = Call(
                     server=server,
                     request_id=scope["octavo.request_id"],
-                    body=await self._read_body(scope, receive, ticket),
+                    scope=scope,
+                    receive=receive,
+                    body=body,
                     ticket=ticket,
                 )
-                await self._answer(call, scope, receive, send)
+                await self._answer(call, send)
             except ClientDisconnect:
                 logger.info("%s: the client went away", scope["octavo.request_id"])
             finally:
@@ -81,22 +114,25 @@ class Endpoint:
             headers = {"connection": "close"}
             raise APIError(408, "the body did not arrive in time", headers=headers) from None
 
-    async def _answer(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, call: Call, send: Send) -> None:
         stream: EventStream | None = None
 
         async def work() -> None:
             nonlocal stream
-            response = await self._handler(call)
+            response = await self._route.handler(call)
             if isinstance(response, EventStream):
                 stream = response
-            await response(scope, receive, send)
+            await response(call.scope, call.receive, send)
 
         def is_stalled() -> bool:
             return stream is not None and stream.blocked_for() > self._server.config.stall_timeout
 
+        if self._route.request is not None and not self._route.takes_json:
+            await work()  # the handler receives
+            return
         await while_connected(
             work(),
-            receive,
+            call.receive,
             is_stalled=is_stalled,
             check_seconds=self._server.config.stall_timeout / 2,
         )

@@ -41,7 +41,9 @@ def is_request_id(value: str) -> bool:
 class Gate:
     """ASGI middleware around the whole application.
 
-    A valid X-Request-Id becomes the request's id and is echoed; an invalid one is replaced.
+    A valid X-Request-Id becomes the request's id and is echoed; an invalid one is replaced. The
+    application finds in the scope `octavo.request_id`, and `octavo.key`, which stands for the
+    request's key (None without keys).
 
     Args:
         routes: paths that /metrics counts by name; all others are "other".
@@ -59,6 +61,8 @@ class Gate:
         started = time.monotonic()
         request_id = _request_id(scope["headers"])
         scope["octavo.request_id"] = request_id
+        key = _given_key(scope["headers"])
+        scope["octavo.key"] = self._name_of(key)
         id_header = (b"x-request-id", request_id.encode())
         status = CLIENT_GONE
 
@@ -70,7 +74,7 @@ class Gate:
             return send(message)
 
         try:
-            if scope["path"] in OPEN_PATHS or self._is_authorized(scope["headers"]):
+            if scope["path"] in OPEN_PATHS or self._is_authorized(key):
                 await self._app(scope, receive, send_with_id)
             else:
                 await _unauthorized().response()(scope, receive, send_with_id)
@@ -85,14 +89,13 @@ class Gate:
                 request_id,
             )
 
-    def _is_authorized(self, headers: Headers) -> bool:
-        if not self._keys:
-            return True
-        given = [value for name, value in headers if name == b"authorization"]
-        if len(given) != 1:
-            return False
-        scheme, _, token = given[0].partition(b" ")
-        return _any_equal(self._keys, _digest(token.strip())) and scheme.lower() == b"bearer"
+    def _is_authorized(self, key: bytes | None) -> bool:
+        return not self._keys or (key is not None and _any_equal(self._keys, _digest(key)))
+
+    def _name_of(self, key: bytes | None) -> str | None:
+        """What stands for a key: the same for the same key, and no way back to it. None where the
+        server has no keys: then all requests are of one user."""
+        return _digest(key).hex()[:32] if self._keys and key is not None else None
 
     def _count(self, scope: Scope, status: int) -> None:
         route = scope["path"] if scope["path"] in self._routes else "other"
@@ -114,6 +117,19 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
+def _given_key(headers: Headers) -> bytes | None:
+    """The one key in `Authorization: Bearer KEY` or `x-api-key: KEY` (as Anthropic's clients send
+    it); None: there is none, or more than one."""
+    keys = []
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            keys.append(token.strip() if scheme.lower() == b"bearer" else None)
+        elif name == b"x-api-key":
+            keys.append(value.strip())
+    return keys[0] if len(keys) == 1 else None
+
+
 def _request_id(headers: Headers) -> str:
     for name, value in headers:
         if name == b"x-request-id" and is_request_id(text := value.decode("latin-1")):
@@ -124,7 +140,7 @@ def _request_id(headers: Headers) -> str:
 def _unauthorized() -> APIError:
     return APIError(
         401,
-        "a valid API key is needed: send it as 'Authorization: Bearer KEY'",
+        "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer"},
     )

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo.contracts.messages import engine_request_ids
+from octavo.entrypoints.openai.answers import PromptTokensDetails, Usage
 from octavo.entrypoints.openai.beams import beam_search_params
 from octavo.entrypoints.openai.errors import APIError, bad_request, unavailable
 from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
-from octavo.entrypoints.openai.responses import PromptTokensDetails, Usage
 from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.state import MAX_CHOICES
 

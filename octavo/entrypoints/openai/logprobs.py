@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from octavo.entrypoints.openai.responses import (
+from octavo.entrypoints.openai.answers import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,

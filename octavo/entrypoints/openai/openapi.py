@@ -1,79 +1,156 @@
-"""GET /openapi.json and GET /docs, made from the request and response structs."""
+"""GET /openapi.json and GET /docs, made from the routes' declarations."""
 
 from __future__ import annotations
 
 import html
 import inspect
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from starlette.responses import Response
 
-from octavo.entrypoints.openai.errors import ErrorResponse
-from octavo.entrypoints.openai.protocol import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
-from octavo.entrypoints.openai.responses import (
-    ChatCompletion,
-    Completion,
-    DetokenizeResponse,
-    ModelList,
-    TokenizeResponse,
-)
+from octavo.entrypoints.openai.api_route import APIRoute
+from octavo.entrypoints.openai.errors import ErrorResponse, json_response
+from octavo.entrypoints.openai.gate import OPEN_PATHS
 from octavo.version import __version__
 
-_POSTS: dict[str, tuple[str, Any, Any]] = {
-    "/v1/chat/completions": ("Answer a chat", ChatCompletionRequest, ChatCompletion),
-    "/v1/completions": ("Continue a text", CompletionRequest, Completion),
-    "/tokenize": ("Text or messages to token ids", TokenizeRequest, TokenizeResponse),
-    "/detokenize": ("Token ids to text", DetokenizeRequest, DetokenizeResponse),
+if TYPE_CHECKING:
+    from octavo.entrypoints.openai.endpoint import Call
+
+_ERRORS = {
+    400: "The request is wrong: `param` names the field",
+    401: "No valid API key",
+    404: "There is no such thing",
+    408: "The body did not come in time",
+    409: "Not in this state",
+    413: "The body is too large",
+    415: "The body is not of this type",
+    429: "Too many requests of this key",
+    500: "The server, or the step that computed this request, failed",
+    501: "This server was not started with that",
+    503: "Not now: the queue is full, the server stops, the engine is gone",
 }
-_GETS: dict[str, tuple[str, Any]] = {
-    "/health": ("200 while the server takes requests", dict[str, str]),
-    "/version": ("The server's version", dict[str, str]),
-    "/metrics": ("Prometheus metrics", str),
-    "/v1/models": ("The served models", ModelList),
-}
+_PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 
 
-def openapi_document() -> dict[str, Any]:
+def documentation_routes(routes: Sequence[APIRoute]) -> tuple[APIRoute, ...]:
+    """The routes that describe `routes`, and themselves."""
+
+    async def openapi(call: Call) -> Response:
+        return json_response(openapi_document((*routes, *ours)))
+
+    async def docs(call: Call) -> Response:
+        return Response(html_page((*routes, *ours)), media_type="text/html")
+
+    ours = (
+        APIRoute(
+            method="GET",
+            path="/openapi.json",
+            summary="This description",
+            handler=openapi,
+            response=dict[str, Any],
+        ),
+        APIRoute(
+            method="GET",
+            path="/docs",
+            summary="The same for people",
+            handler=docs,
+            response=str,
+            media_type="text/html",
+        ),
+    )
+    return ours
+
+
+def openapi_document(routes: Sequence[APIRoute]) -> dict[str, Any]:
     """The API's description, OpenAPI 3.1."""
-    kinds = [kind for _, *pair in _POSTS.values() for kind in pair]
-    kinds += [ErrorResponse, *(kind for _, kind in _GETS.values())]
+    kinds: list[Any] = [ErrorResponse]
+    for route in routes:
+        kinds += [k for k in (route.response, route.request, route.event) if k is not None]
     schemas, components = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
     )
     schema_of = dict(zip(map(repr, kinds), schemas))
-    error = _content("an error", schema_of[repr(ErrorResponse)])
+    for route in routes:
+        if route.request is not None and route.takes_json:
+            name = schema_of[repr(route.request)]["$ref"].rpartition("/")[2]
+            _close(components[name], route.unsupported)
     paths: dict[str, Any] = {}
-    for path, (summary, response) in _GETS.items():
-        ok = _content("the answer", schema_of[repr(response)])
-        paths[path] = {"get": {"summary": summary, "responses": {"200": ok, "default": error}}}
-    for path, (summary, request, response) in _POSTS.items():
-        body = {"content": {"application/json": {"schema": schema_of[repr(request)]}}}
-        ok = _content("the answer; events of it with stream=true", schema_of[repr(response)])
-        paths[path] = {
-            "post": {
-                "summary": summary,
-                "requestBody": {"required": True, **body},
-                "responses": {"200": ok, "default": error},
-            }
-        }
+    statuses = set()
+    for route in routes:
+        statuses |= set(route.error_statuses)
+        path = _PARAMETER.sub(r"{\1}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, schema_of)
+    error = {"application/json": {"schema": schema_of[repr(ErrorResponse)]}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Octavo", "version": __version__},
+        "security": [{"key": []}],
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {
+            "schemas": components,
+            "responses": {
+                str(status): {"description": _ERRORS[status], "content": error}
+                for status in sorted(statuses)
+            },
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
-def _content(description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+def _close(schema: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> None:
+    """No fields but those of the struct, and others' with the values that ask for nothing."""
+    schema["additionalProperties"] = False
+    for name, neutral in unsupported.items():
+        schema["properties"].setdefault(
+            name, {"enum": [*neutral, None], "description": "Not supported by this server."}
+        )
 
 
-def html_page() -> str:
+def _operation(route: APIRoute, schema_of: Mapping[str, Any]) -> dict[str, Any]:
+    content = {route.media_type: {"schema": schema_of[repr(route.response)]}}
+    if route.event is not None:
+        events = [schema_of[repr(kind)] for kind in (route.event, ErrorResponse)]
+        content["text/event-stream"] = {"schema": {"anyOf": events}}
+    responses: dict[str, Any] = {
+        str(route.status): {
+            "description": "The answer" + ("; with stream=true, events" if route.event else ""),
+            "content": content,
+        }
+    }
+    for status in route.error_statuses:
+        responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
+    operation: dict[str, Any] = {"summary": route.summary, "responses": responses}
+    if route.path in OPEN_PATHS:
+        operation["security"] = []
+        del responses["401"]
+    if parameters := _parameters(route):
+        operation["parameters"] = parameters
+    if route.request is not None:
+        body = {route.request_media_type: {"schema": schema_of[repr(route.request)]}}
+        operation["requestBody"] = {"required": True, "content": body}
+    return operation
+
+
+def _parameters(route: APIRoute) -> list[dict[str, Any]]:
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(route.path)
+    ]
+    if route.query is not None:
+        (_,), components = msgspec.json.schema_components([route.query])
+        schema = components[route.query.__name__]
+        for name, of_field in schema["properties"].items():
+            required = name in schema.get("required", ())
+            parameters.append(
+                {"name": name, "in": "query", "required": required, "schema": of_field}
+            )
+    return parameters
+
+
+def html_page(routes: Sequence[APIRoute]) -> str:
     """The same for people, with nothing loaded from elsewhere."""
     parts = [
         "<!doctype html><meta charset=utf-8><title>Octavo API</title>",
@@ -82,11 +159,11 @@ def html_page() -> str:
         f"<h1>Octavo {html.escape(__version__)}</h1>",
         "<p>The OpenAI API. Machines read <a href=openapi.json>openapi.json</a>.</p>",
     ]
-    for path, (summary, _) in _GETS.items():
-        parts.append(f"<h2>GET {path}</h2><p>{html.escape(summary)}.</p>")
-    for path, (summary, request, _) in _POSTS.items():
-        docs = html.escape(inspect.getdoc(request) or "")
-        fields = html.escape(", ".join(request.__struct_fields__))
-        parts.append(f"<h2>POST {path}</h2><p>{html.escape(summary)}.</p>")
-        parts.append(f"<pre>{docs}\n\nAll fields: {fields}</pre>")
+    for route in routes:
+        path = html.escape(_PARAMETER.sub(r"{\1}", route.path))
+        parts.append(f"<h2>{route.method} {path}</h2><p>{html.escape(route.summary)}.</p>")
+        if route.request is not None:
+            docs = html.escape(inspect.getdoc(route.request) or "")
+            fields = html.escape(", ".join(route.request.__struct_fields__))
+            parts.append(f"<pre>{docs}\n\nAll fields: {fields}</pre>")
     return "\n".join(parts)

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -28,6 +29,7 @@ _MOST = {
 the event loop, by what is in a body and not by its bytes: 8 MiB of `[],` would stop every stream
 for 2.5 s. At these limits it is at most 0.15 s."""
 
+_MOST_PARAMS = 100
 _WHERE = re.compile(r" - at `(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
@@ -50,7 +52,7 @@ def parse_body(
         if name in known:
             continue
         if name not in unsupported:
-            raise bad_request(_unknown_field(name, [*known, *unsupported]), name)
+            raise bad_request(_unknown(name, [*known, *unsupported]), name)
         if not any(
             type(value) is type(neutral) and value == neutral for neutral in unsupported[name]
         ):
@@ -62,6 +64,30 @@ def parse_body(
         raise _wrong_type(error) from None
     except RecursionError:
         raise _too_deep() from None
+
+
+def parse_query(query: bytes, kind: type[T]) -> T:
+    """Decode a URL's query, whose values are text: "true", "17".
+
+    Raises:
+        APIError: 400; `param` is the parameter at fault.
+    """
+    known = kind.__struct_fields__
+    try:
+        pairs = parse_qsl(query.decode("ascii"), True, errors="strict", max_num_fields=_MOST_PARAMS)
+    except ValueError as error:
+        raise bad_request(f"the query is not valid: {error}") from None
+    values: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in known:
+            raise bad_request(_unknown(name, [*known], "parameter"), name)
+        if name in values:
+            raise bad_request(f"{name} is given twice", name)
+        values[name] = value
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(error) from None
 
 
 def parse_object(body: bytes | bytearray) -> dict[str, Any]:
@@ -86,10 +112,10 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _unknown_field(name: str, known: list[str]) -> str:
+def _unknown(name: str, known: list[str], what: str = "field") -> str:
     close = difflib.get_close_matches(name[:64], known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown field {shown(name)}{hint}"
+    return f"unknown {what} {shown(name)}{hint}"
 
 
 def _wrong_type(error: msgspec.ValidationError) -> APIError:

@@ -6,6 +6,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from octavo.entrypoints.openai.answers import DetokenizeResponse, TokenizeResponse
+from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.errors import bad_request, json_response
 from octavo.entrypoints.openai.parsing import parse_body
@@ -14,7 +16,6 @@ from octavo.entrypoints.openai.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from octavo.entrypoints.openai.responses import DetokenizeResponse, TokenizeResponse
 from octavo.errors import shown
 
 if TYPE_CHECKING:
@@ -60,3 +61,26 @@ async def detokenize(call: Call) -> Response:
             )
     decode = partial(model.engine.tokenizer.decode, skip_special_tokens=False)
     return json_response(DetokenizeResponse(prompt=await asyncio.to_thread(decode, request.tokens)))
+
+
+ROUTES = (
+    APIRoute(
+        method="POST",
+        path="/tokenize",
+        summary="Text or messages to token ids",
+        handler=tokenize,
+        request=TokenizeRequest,
+        unsupported=TOKENIZE_UNSUPPORTED,
+        response=TokenizeResponse,
+        queued=True,
+    ),
+    APIRoute(
+        method="POST",
+        path="/detokenize",
+        summary="Token ids to text",
+        handler=detokenize,
+        request=DetokenizeRequest,
+        response=DetokenizeResponse,
+        queued=True,
+    ),
+)

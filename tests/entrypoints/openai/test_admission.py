@@ -30,6 +30,17 @@ def test_a_request_is_counted_until_it_starts() -> None:
     }
 
 
+def test_what_is_not_queued_is_always_let_in() -> None:
+    admission = Admission(max_num_queued_reqs=1, max_body_bytes=10)
+    with admission.enter():
+        admission.draining = True
+        with admission.enter(queued=False) as ticket:
+            assert admission.num_reqs == 1
+            with pytest.raises(APIError, match="bytes of bodies"):
+                ticket.add_body(11)
+    assert admission.num_reqs == admission.num_body_bytes == 0
+
+
 def test_limits_of_requests() -> None:
     admission = Admission(max_num_queued_reqs=1)
     with admission.enter():

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from octavo.entrypoints.openai.gate import is_request_id
+from octavo.entrypoints.openai.config import ServerConfig
+from octavo.entrypoints.openai.gate import Gate, is_request_id
+from octavo.entrypoints.openai.state import serve_engines
+from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import MODEL, serving
 
 PATHS = ["/version", "/metrics", "/v1/models", "/docs", "/openapi.json", "/nope", "/", "//health"]
@@ -76,3 +81,41 @@ async def test_request_ids() -> None:
 )
 def test_is_request_id(value: str, ok: bool) -> None:
     assert is_request_id(value) is ok
+
+
+async def test_a_key_comes_as_x_api_key_too() -> None:
+    async with serving(api_key=["k"]) as s:
+        for headers, status in (
+            ({"x_api_key": "k"}, 200),
+            ({"x_api_key": "wrong"}, 401),
+            ({"x_api_key": "Bearer k"}, 401),
+            ({"x_api_key": "k", "authorization": "Bearer wrong"}, 401),
+            ({"x_api_key": "k", "authorization": "Basic k"}, 401),
+        ):
+            assert (await s.get("/v1/models", **headers)).status == status, headers
+
+
+async def test_the_application_knows_requests_by_their_key() -> None:
+    names = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        names.append(scope["octavo.key"])
+
+    async def nothing(*message: Any) -> None:
+        pass
+
+    for keys in (["first", "second"], None):
+        gate = Gate(
+            app, serve_engines({MODEL: FakeEngine()}, ServerConfig(api_key=keys)), frozenset()
+        )
+        for header, value in (
+            (b"authorization", b"Bearer first"),
+            (b"x-api-key", b"first"),
+            (b"x-api-key", b"second"),
+        ):
+            scope = {"type": "http", "path": "/x", "method": "GET", "headers": [(header, value)]}
+            await gate(scope, nothing, nothing)
+    one, same, other, *without = names
+    assert one == same != other
+    assert "first" not in one
+    assert without == [None] * 3

@@ -1,22 +1,152 @@
+"""The OpenAPI document is complete and true: of every route, and of what the server answers."""
+
 from __future__ import annotations
 
-from octavo.entrypoints.openai.openapi import openapi_document
-from octavo.entrypoints.openai.protocol import ChatCompletionRequest
-from tests.entrypoints.openai.harness import serving
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from starlette.routing import Route
+
+from octavo.entrypoints.openai.app import ROUTES, build_app
+from octavo.entrypoints.openai.config import ServerConfig
+from octavo.entrypoints.openai.gate import Gate
+from octavo.entrypoints.openai.openapi import documentation_routes, openapi_document
+from octavo.entrypoints.openai.protocol import COMPLETION_UNSUPPORTED, ChatCompletionRequest
+from octavo.entrypoints.openai.state import serve_engines
+from tests.entrypoints.openai.fake_engine import FakeEngine
+from tests.entrypoints.openai.harness import Reply, Running, serving
+
+DOCUMENT = json.loads(json.dumps(openapi_document((*ROUTES, *documentation_routes(ROUTES)))))
 
 
-def test_document() -> None:
-    document = openapi_document()
-    schema = document["components"]["schemas"]["ChatCompletionRequest"]
-    assert set(schema["properties"]) == set(ChatCompletionRequest.__struct_fields__)
+def operation(method: str, path: str) -> dict[str, Any]:
+    """What the document says of a request."""
+    for template, operations in DOCUMENT["paths"].items():
+        parts = [part if "{" not in part else None for part in template.split("/")]
+        given = path.partition("?")[0].split("/")
+        if len(parts) == len(given) and all(p in (None, g) for p, g in zip(parts, given)):
+            found: dict[str, Any] = operations[method.lower()]
+            return found
+    raise AssertionError(f"{method} {path} is not in the document")
+
+
+def check(schema: dict[str, Any], value: Any) -> None:
+    """Raise unless a value is as a schema of the document says."""
+    jsonschema.Draft202012Validator({**schema, "components": DOCUMENT["components"]}).validate(
+        value
+    )
+
+
+def check_reply(method: str, path: str, reply: Reply) -> None:
+    """Raise unless the document has this status for this route, with such a body."""
+    response = operation(method, path)["responses"][str(reply.status)]
+    if "$ref" in response:
+        response = DOCUMENT["components"]["responses"][response["$ref"].rpartition("/")[2]]
+    kind = reply.headers["content-type"].partition(";")[0]
+    schema = response["content"][kind]["schema"]
+    if kind == "text/event-stream":
+        for event in reply.events:
+            check(schema, event)
+    else:
+        check(schema, reply.json if kind == "application/json" else reply.body.decode())
+
+
+async def test_every_route_is_there() -> None:
+    gate = build_app(serve_engines({"m": FakeEngine()}, ServerConfig()))
+    assert isinstance(gate, Gate)
+    there = set()
+    for route in gate._app.routes:  # type: ignore[attr-defined]
+        assert isinstance(route, Route)
+        (method,) = (route.methods or set()) - {"HEAD"}
+        there.add((method.lower(), route.path_format))
+    assert there == {
+        (m, path) for path, operations in DOCUMENT["paths"].items() for m in operations
+    }
+
+
+def test_references_lead_somewhere() -> None:
+    def walk(value: Any) -> None:
+        if isinstance(value, list):
+            for item in value:
+                walk(item)
+        elif isinstance(value, dict):
+            if "$ref" in value:
+                target: Any = DOCUMENT
+                for part in value["$ref"].removeprefix("#/").split("/"):
+                    target = target[part]
+            for item in value.values():
+                walk(item)
+
+    walk(DOCUMENT)
+    for operations in DOCUMENT["paths"].values():
+        for described in operations.values():
+            assert described["summary"]
+
+
+def test_request_schemas() -> None:
+    schema = DOCUMENT["components"]["schemas"]["ChatCompletionRequest"]
+    assert set(ChatCompletionRequest.__struct_fields__) < set(schema["properties"])
     assert schema["required"] == ["messages"]
+    assert schema["additionalProperties"] is False
+    body = operation("POST", "/v1/completions")["requestBody"]["content"]["application/json"]
+    check(body["schema"], {"prompt": "a", "stop": ["b"], "suffix": ""})
+    for wrong in ({}, {"prompt": "a", "suffix": "b"}, {"prompt": "a", "n": "2"}, {"prompts": 1}):
+        with pytest.raises(jsonschema.ValidationError):
+            check(body["schema"], wrong)
+    completion = DOCUMENT["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert set(COMPLETION_UNSUPPORTED) < set(completion)
+
+
+async def _exercise(s: Running) -> None:
+    """Send good and bad requests of each kind; check every answer."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    chat = {"messages": [{"role": "user", "content": "SAY:hello"}]}
+    bodies: list[tuple[str, Any]] = [
+        ("/v1/completions", {"prompt": "SAY:a", "logprobs": 2, "return_token_ids": True}),
+        ("/v1/completions", {"prompt": ["SAY:a", [1, 2]], "n": 2, "echo": True, "logprobs": 1}),
+        ("/v1/completions", {"prompt": "SAY:abc", "stream": True, "logprobs": 2}),
+        (
+            "/v1/completions",
+            {"prompt": "FAIL:", "stream": True, "stream_options": {"include_usage": True}},
+        ),
+        ("/v1/completions", {"prompt": "FAIL:"}),
+        ("/v1/completions", {"prompt": "a", "n": 0}),
+        ("/v1/completions", {"prompt": "a", "model": "other"}),
+        ("/v1/completions", {"prompt": "a" * 5000}),
+        ("/v1/completions", b"{"),
+        ("/v1/chat/completions", {**chat, "logprobs": True, "top_logprobs": 3}),
+        ("/v1/chat/completions", {**chat, "stream": True, "return_token_ids": True}),
+        ("/v1/chat/completions", {**chat, "tools": [tool], "prompt_logprobs": 1}),
+        ("/v1/chat/completions", {"messages": []}),
+        ("/tokenize", {"prompt": "abc", "return_token_strs": True}),
+        ("/tokenize", {"prompt": "abc", "messages": []}),
+        ("/detokenize", {"tokens": [97, 98]}),
+        ("/detokenize", {"tokens": [-1]}),
+    ]
+    for path, body in bodies:
+        check_reply("POST", path, await s.post(path, body))
+    for path in ("/health", "/version", "/metrics", "/v1/models", "/openapi.json", "/docs"):
+        check_reply("GET", path, await s.get(path))
+    check_reply("GET", "/v1/models/x", await s.get("/v1/models/fake"))
+    check_reply("GET", "/v1/models/x", await s.get("/v1/models/nope"))
+    check_reply("POST", "/tokenize", await s.post("/tokenize", {}, content_type="text/plain"))
+
+
+async def test_answers_are_as_described() -> None:
+    async with serving() as s:
+        await _exercise(s)
+    async with serving(max_request_bytes=10) as s:
+        check_reply("POST", "/tokenize", await s.post("/tokenize", {"prompt": "x" * 10}))
+    async with serving(api_key=["k"]) as s:
+        check_reply("GET", "/version", await s.get("/version"))
+        check_reply("GET", "/health", await s.get("/health"))
 
 
 async def test_pages() -> None:
     async with serving() as s:
-        document = (await s.get("/openapi.json")).json
-        known = {"/health", "/version", "/metrics", "/v1/models", "/tokenize", "/detokenize"}
-        assert set(document["paths"]) == known | {"/v1/completions", "/v1/chat/completions"}
+        assert (await s.get("/openapi.json")).json == DOCUMENT
         page = await s.get("/docs")
         assert page.headers["content-type"].startswith("text/html")
         assert b"http" not in page.body  # nothing from elsewhere

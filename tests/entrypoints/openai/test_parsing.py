@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+from typing import Literal
 
 import msgspec
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.entrypoints.openai.errors import APIError
-from octavo.entrypoints.openai.parsing import parse_body, parse_object
+from octavo.entrypoints.openai.parsing import parse_body, parse_object, parse_query
 from octavo.entrypoints.openai.protocol import CHAT_UNSUPPORTED, ChatCompletionRequest
 
 
@@ -109,3 +111,33 @@ def test_lists_that_are_too_long(field: str, value: object) -> None:
     with pytest.raises(APIError, match="of length <= ") as raised:
         parse_body(body, ChatCompletionRequest, CHAT_UNSUPPORTED)
     assert raised.value.param == field
+
+
+class Query(msgspec.Struct):
+    mode: Literal["a", "b"] = "a"
+    flag: bool = False
+    count: int | None = None
+
+
+def test_queries() -> None:
+    assert parse_query(b"", Query) == Query()
+    assert parse_query(b"flag=true&count=17&mode=b", Query) == Query("b", True, 17)
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "message"),
+    [
+        (b"mode=c", "mode", "mode: Invalid enum value"),
+        (b"mode=a&mode=b", "mode", "given twice"),
+        (b"count=1.5", "count", "count: Expected `int`"),
+        (b"flag=maybe", "flag", "flag: Expected `bool`"),
+        (b"flga=1", "flga", "unknown parameter 'flga'; did you mean 'flag'"),
+        (b"count=%ff", None, "not valid"),
+        (b"\xff", None, "not valid"),
+        (b"&".join(b"a=1" for _ in range(101)), None, "not valid"),
+    ],
+)
+def test_wrong_queries(query: bytes, param: str | None, message: str) -> None:
+    with pytest.raises(APIError, match=re.escape(message)) as raised:
+        parse_query(query, Query)
+    assert (raised.value.status, raised.value.param) == (400, param)

@@ -204,6 +204,18 @@ class Completion(msgspec.Struct, kw_only=True):
 # -------------------------------------------------------------------- the rest
 
 
+class Health(msgspec.Struct):
+    """Answer to GET /health."""
+
+    status: str = "ok"
+
+
+class Version(msgspec.Struct):
+    """Answer to GET /version."""
+
+    version: str
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     """A served model."""
 

@@ -1,0 +1,67 @@
+"""One declaration per route: `app.py` mounts it, `openapi.py` describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from octavo.entrypoints.openai.endpoint import Handler
+
+
+@dataclass(frozen=True, kw_only=True)
+class APIRoute:
+    """What a route takes and gives, and who answers.
+
+    Attributes:
+        path: as Starlette has it: "/v1/models/{name:path}".
+        summary: a line for the OpenAPI document.
+        handler: is given the `Call`, and returns a response or an `EventStream`.
+        response: type of the answer's body.
+        request: struct of the JSON body; None where there is none.
+        unsupported: as for `parsing.parse_body`.
+        query: struct of the query's parameters, for `Call.query`; None where there are none.
+        event: type of an event's data, where the answer may be a stream.
+        status: of an answer that is no error.
+        media_type: of the answer.
+        request_media_type: of the body; other than JSON, it is the handler that reads it, by
+            `Call.receive`, within its own limits.
+        errors: statuses of errors besides those that follow from the rest.
+        queued: it is work for the engine: refused where too much waits or the server stops, and
+            counted as waiting until the handler has told its ticket what it asks for.
+    """
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    summary: str
+    handler: Handler
+    response: Any
+    request: type[msgspec.Struct] | None = None
+    unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    query: type[msgspec.Struct] | None = None
+    event: Any = None
+    status: int = 200
+    media_type: str = "application/json"
+    request_media_type: str = "application/json"
+    errors: tuple[int, ...] = ()
+    queued: bool = False
+
+    @property
+    def takes_json(self) -> bool:
+        """Whether its body is JSON, which is read before the handler is called."""
+        return self.request is not None and self.request_media_type == "application/json"
+
+    @property
+    def error_statuses(self) -> tuple[int, ...]:
+        """Statuses of all errors that it may answer with, ascending."""
+        statuses = {401, 500, 503, *self.errors}
+        if self.request is not None:
+            statuses |= {400, 408, 413, 415}
+            if "model" in self.request.__struct_fields__:
+                statuses.add(404)
+        if self.query is not None:
+            statuses.add(400)
+        return tuple(sorted(statuses))
