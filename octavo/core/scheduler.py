@@ -161,6 +161,10 @@ class Scheduler:
             if request is not None and not request.is_pooling:
                 request.spec_token_ids = list(token_ids)
 
+    def request_ids(self) -> list[str]:
+        """Ids of the requests that wait or run."""
+        return list(self._requests)
+
     def has_unfinished_requests(self) -> bool:
         """Whether any request is waiting or running."""
         return bool(self._requests)

@@ -24,7 +24,7 @@ from octavo.contracts.messages import (
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.beam_search import begin_beam_search
 from octavo.engine.core_client import AsyncCoreClient
-from octavo.engine.core_launch import CoreHandle
+from octavo.engine.core_launch import CoreHandle, CoreLink
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor
@@ -126,6 +126,24 @@ class AsyncLLM:
             tokenizer = await loop.run_in_executor(None, tokenizer_of, model, files)
             await client.ready()
         return cls(client, tokenizer, files.generation_config)
+
+    @classmethod
+    async def attach(cls, link: CoreLink) -> AsyncLLM:
+        """A further front end of a core that another one started. Raises as `start`."""
+        from octavo.engine.tokenizer import tokenizer_of
+        from octavo.models.files import resolve_model
+
+        client = SocketClient(link)
+        try:
+            await client.attach()
+            model = client.info.config.model
+            with contextlib.closing(
+                resolve_model(model.model, revision=model.revision, load_format=model.load_format)
+            ) as files:
+                return cls(client, tokenizer_of(model, files), files.generation_config)
+        except BaseException:
+            await client.shutdown()
+            raise
 
     # ---------------------------------------------------------------- requests
 

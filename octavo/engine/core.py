@@ -137,6 +137,10 @@ class EngineCore:
             self._queue_times.pop(output.request_id, None)
             self._deadlines.remove(output.request_id)
 
+    def request_ids(self) -> list[str]:
+        """Ids of the requests that have not ended."""
+        return self.scheduler.request_ids()
+
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         return bool(self._in_flight) or self.scheduler.has_work()

@@ -1,11 +1,13 @@
-"""The engine core in a process of its own: `python -m octavo.engine.core_proc ADDRESS INDEX`.
+"""The engine core in a process of its own: `python -m octavo.engine.core_proc INDEX ADDRESS…`.
 
-One thread drives everything: take what the front end sent, run a step, send what it brought.
-Another, with a socket of its own, sends a heartbeat, so that a long step does not look like death
+One thread drives everything: take what the front ends sent, run a step, send what it brought.
+Another, with sockets of its own, sends a heartbeat, so that a long step does not look like death
 (once a second: more often, the compute threads would feel it).
 
-The front end owns this process: its standard input is a pipe that only the front end holds, and
-when that closes, for whatever reason, this process ends. Signals are the front end's business.
+There is a front end at each address. The first owns this process and says what it shall be: its
+standard input is a pipe that only that one holds, and when that closes, for whatever reason, this
+process ends. Signals are the front end's business. The others attach when they are ready, and again
+when they have been started anew (`wire.Attach`).
 """
 
 from __future__ import annotations
@@ -16,48 +18,51 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import zmq
 
-from octavo.contracts.codec import Encoder
 from octavo.contracts.messages import EngineOutput, EngineOutputs, FinishReason
 from octavo.engine import wire
 from octavo.engine.core import EngineCore
+from octavo.engine.core_sockets import FrontEndSockets
 from octavo.errors import DuplicateIdError, EngineDeadError, OctavoError, RequestError
 from octavo.log import configure_logging, get_logger
 from octavo.structured.vocabulary import Vocabulary
 
 logger = get_logger(__name__)
 
+_OWNER = 0
+"""Index of the front end that started this process."""
 _POLL_SECONDS = 1.0
 _PARENT_GRACE_SECONDS = 2.0
 """How long a step in progress may go on after the front end is gone."""
 
 
 class CoreProcess:
-    """The loop between one socket and one EngineCore.
+    """The loop between the front ends' sockets and one EngineCore.
 
     Args:
-        address: where the front end listens.
-        index: which of the front end's cores this is; the socket's identity.
+        addresses: where the front ends listen; the first one's owns this process.
+        index: which of the front ends' cores this is; the sockets' identity.
     """
 
-    def __init__(self, address: str, index: int) -> None:
-        self._context = zmq.Context()
-        self._address = address
+    def __init__(self, addresses: Sequence[str], index: int) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._addresses = addresses
         self._identity = index.to_bytes(2, "little")
-        self._socket = self._connect(self._identity, linger_ms=1000)
-        self._encoder = Encoder()
+        self._sockets = FrontEndSockets(self._context, addresses, self._identity, linger_ms=1000)
+        self._info: wire.CoreInfo
         self._stopping = threading.Event()
         self._turn = 0
 
     def run(self) -> int:
         """Serve until told to stop. Returns the exit status: 0 unless something broke."""
         threading.Thread(target=self._end_with_parent, daemon=True).start()
-        self._send(wire.Hello(pid=os.getpid()))
+        self._sockets.send(_OWNER, wire.Hello(pid=os.getpid()))
         core: EngineCore | None = None
         try:
             core = self._start()
@@ -65,17 +70,8 @@ class CoreProcess:
         finally:
             if core is not None:
                 core.shutdown()
-            self._socket.close()
+            self._sockets.close()
             self._context.term()
-
-    def _connect(self, identity: bytes, *, linger_ms: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, identity)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.LINGER, linger_ms)
-        socket.connect(self._address)
-        return socket
 
     # ---------------------------------------------------------------- start
 
@@ -97,29 +93,30 @@ class CoreProcess:
                     vocabulary=partial(_vocabulary, start),
                 )
         except OctavoError as error:
-            self._send(wire.Failed(error=type(error).__name__, message=str(error)))
+            self._fail(type(error).__name__, str(error))
             return None
         except Exception as error:
             logger.exception("the engine could not be started")
-            self._send(wire.Failed(error="OctavoError", message=f"{type(error).__name__}: {error}"))
+            self._fail("OctavoError", f"{type(error).__name__}: {error}")
             return None
         kv_dtype = getattr(core.info.kv_cache_config.groups[0].spec, "dtype", None)
-        info = wire.CoreInfo(
+        self._info = wire.CoreInfo(
             config=core.config,
             memory_plan=core.info.memory_plan,
             vocab_size=core.info.vocab_size,
             kv_cache_dtype=kv_dtype.value if kv_dtype is not None else "none",
         )
-        self._send(wire.Ready(info=info))
+        self._sockets.send(_OWNER, wire.Ready(info=self._info))
         return core
+
+    def _fail(self, error: str, message: str) -> None:
+        self._sockets.broadcast(wire.Failed(error=error, message=message))
 
     def _await_start(self) -> wire.Start | None:
         while not self._stopping.is_set():
-            if self._socket.poll(int(1000 * _POLL_SECONDS)):
-                message = wire.to_core_decoder.decode(self._socket.recv())
-                if isinstance(message, wire.Start):
-                    return message
-                return None
+            if self._sockets.poll(_OWNER, _POLL_SECONDS):
+                message = wire.to_core_decoder.decode(self._sockets.receive_from(_OWNER))
+                return message if isinstance(message, wire.Start) else None
         return None
 
     # ---------------------------------------------------------------- the loop
@@ -130,15 +127,15 @@ class CoreProcess:
         try:
             while not self._stopping.is_set():
                 self._turn += 1
-                if not core.has_work() and not self._socket.poll(int(1000 * _POLL_SECONDS)):
+                if not core.has_work() and not self._sockets.poll_all(_POLL_SECONDS):
                     continue
                 self._take_messages(core)
                 if core.has_work():
-                    self._send_outputs(core.step())
+                    self._sockets.send_outputs(core.step())
                 else:  # a message may have changed the counters without a step
-                    self._send_outputs(EngineOutputs(stats=core.stats()))
+                    self._sockets.send_outputs(EngineOutputs(stats=core.stats()))
         except EngineDeadError as error:
-            self._send(wire.Dead(message=str(error)))
+            self._sockets.broadcast(wire.Dead(message=str(error)))
             return 1
         finally:
             self._stopping.set()
@@ -147,32 +144,31 @@ class CoreProcess:
 
     def _take_messages(self, core: EngineCore) -> None:
         """All that has arrived. A broken message harms at most the request that it names."""
-        while True:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
+        for index, frame in self._sockets.receive():
             try:
                 message = wire.to_core_decoder.decode(frame)
             except msgspec.DecodeError as error:
                 logger.warning("a message of %d bytes was dropped: %s", len(frame), error)
                 continue
             if isinstance(message, wire.Add):
-                self._add(core, message)
+                self._add(core, index, message)
             elif isinstance(message, wire.Abort):
-                core.abort_requests(message.request_ids)
+                core.abort_requests([self._sockets.core_id(index, i) for i in message.request_ids])
             elif isinstance(message, wire.Call):
-                self._call(core, message)
-            elif isinstance(message, wire.Shutdown):
+                self._sockets.send(index, _called(core, message))
+            elif isinstance(message, wire.Attach) and index != _OWNER:
+                self._attach(core, index)
+            elif isinstance(message, wire.Shutdown) and index == _OWNER:
                 self._stopping.set()
             else:
                 logger.warning("an unexpected %s was dropped", type(message).__name__)
 
-    def _add(self, core: EngineCore, message: wire.Add) -> None:
+    def _add(self, core: EngineCore, index: int, message: wire.Add) -> None:
         try:
             request = wire.request_decoder.decode(message.request)
             if request.request_id != message.request_id:
                 raise RequestError("the request's id is not that of its envelope")
+            self._sockets.rename(index, request)
             core.add_request(request)
         except DuplicateIdError as error:
             # An answer could not be told from one to the first request of this id.
@@ -183,42 +179,44 @@ class CoreProcess:
                 finish_reason=FinishReason.ERROR,
                 error=f"the engine core refused the request: {error}",
             )
-            self._send_outputs(EngineOutputs(outputs=[failed]))
+            self._sockets.send(index, wire.Outputs(outputs=EngineOutputs(outputs=[failed])))
 
-    def _call(self, core: EngineCore, message: wire.Call) -> None:
-        """Call one of the methods that front ends may call."""
-        if message.method == "reset_prefix_cache":
-            value = core.reset_prefix_cache()
-            self._send(wire.Result(call_id=message.call_id, value=value))
-        else:
-            error = f"unknown method {message.method[:64]!r}"
-            self._send(wire.Result(call_id=message.call_id, error=error))
+    def _attach(self, core: EngineCore, index: int) -> None:
+        """A front end that has just started. What an earlier one at its address asked for is of no
+        use to anybody."""
+        core.abort_requests(self._sockets.ids_of(index, core.request_ids()))
+        self._sockets.attach(index)
+        self._sockets.send(index, wire.Ready(info=self._info))
 
     def _beat(self) -> None:
-        """Send heartbeats until the end. A socket belongs to one thread: this one has its own."""
-        encoder = Encoder()
-        socket = self._connect(self._identity + b"-heartbeat", linger_ms=0)
+        """Send heartbeats until the end. Sockets belong to one thread: this one has its own."""
+        identity = self._identity + b"-heartbeat"
+        sockets = FrontEndSockets(self._context, self._addresses, identity, linger_ms=0)
+        for index in range(1, len(self._addresses)):
+            sockets.attach(index)
         while not self._stopping.wait(wire.HEARTBEAT_SECONDS):
-            socket.send(encoder.encode(wire.Heartbeat(turn=self._turn)))
-        socket.close()
-
-    def _send_outputs(self, outputs: EngineOutputs) -> None:
-        self._send(wire.Outputs(outputs=outputs))
-
-    def _send(self, message: wire.FromCore) -> None:
-        self._socket.send(self._encoder.encode(message))
+            sockets.broadcast(wire.Heartbeat(turn=self._turn))
+        sockets.close()
 
     def _end_with_parent(self) -> None:
         """Wait for the end of standard input; then stop, by force if a step does not end."""
         while os.read(0, 4096):
             pass
         with contextlib.suppress(OSError):  # what a front end that was killed could not tidy up
-            socket_file = Path(self._address.removeprefix("ipc://"))
-            socket_file.unlink()
-            socket_file.parent.rmdir()
+            folder = Path(self._addresses[_OWNER].removeprefix("ipc://")).parent
+            for socket_file in folder.glob("*.sock"):
+                socket_file.unlink()
+            folder.rmdir()
         self._stopping.set()
         time.sleep(_PARENT_GRACE_SECONDS)
         os._exit(1)
+
+
+def _called(core: EngineCore, call: wire.Call) -> wire.Result:
+    """What came of one of the methods that front ends may call."""
+    if call.method == "reset_prefix_cache":
+        return wire.Result(call_id=call.call_id, value=core.reset_prefix_cache())
+    return wire.Result(call_id=call.call_id, error=f"unknown method {call.method[:64]!r}")
 
 
 def _vocabulary(start: wire.Start, vocab_size: int) -> Vocabulary:
@@ -240,7 +238,7 @@ def main() -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     configure_logging()
-    return CoreProcess(sys.argv[1], int(sys.argv[2])).run()
+    return CoreProcess(sys.argv[2:], int(sys.argv[1])).run()
 
 
 if __name__ == "__main__":

@@ -288,6 +288,11 @@ _COUNTERS = {
     "generation_tokens": ("Generated tokens.", lambda s: s.generation_tokens),
 }
 
+CORE_FAMILIES = frozenset(
+    PREFIX + name for name in (*_GAUGES, *_COUNTERS, "iteration_tokens_total", "cache_config_info")
+)
+"""Families that say what the core has said, the same to every front end."""
+
 
 def collect(engines: Mapping[str, EngineMetrics]) -> Iterator[Metric]:
     """The metric families of several engines, keyed by the model's name."""

@@ -16,13 +16,16 @@ from octavo.contracts.codec import Encoder
 from octavo.contracts.messages import EngineOutputs, EngineRequest
 from octavo.engine import wire
 from octavo.engine.core_client import AsyncCoreClient
-from octavo.engine.core_launch import CoreHandle
+from octavo.engine.core_launch import CoreLink
 from octavo.errors import EngineDeadError, EngineUnresponsiveError, OctavoError
 
 Message = TypeVar("Message", wire.Hello, wire.Ready)
 
 MAX_SILENT_BEATS = 5
 """A core of which nothing was heard for more beats than this is unresponsive."""
+
+_CONNECT_SECONDS = 0.05
+"""Between two attempts to reach a core that has not connected yet."""
 
 _LAST_WORDS_SECONDS = 0.5
 """How long to wait for what a core may have said before it ended."""
@@ -31,12 +34,12 @@ _LAST_WORDS_SECONDS = 0.5
 class SocketClient(AsyncCoreClient):
     """One core process.
 
-    `launch`, then `ready`, then the rest. Silence is counted in turns of this event loop and lack
-    of progress in beats of the core's, not in seconds of a clock: when both processes were
-    suspended, neither has been silent.
+    `launch`, then `ready` (or `attach`, if another front end launched it), then the rest. Silence
+    is counted in turns of this event loop and lack of progress in beats of the core's, not in
+    seconds of a clock: when both processes were suspended, neither has been silent.
 
     Args:
-        handle: the process, and the socket that it connects to.
+        link: the process, and the socket that it connects to.
 
     Attributes:
         info: what the core says of itself, once it is ready.
@@ -44,13 +47,13 @@ class SocketClient(AsyncCoreClient):
 
     info: wire.CoreInfo
 
-    def __init__(self, handle: CoreHandle) -> None:
+    def __init__(self, link: CoreLink) -> None:
         loop = asyncio.get_running_loop()
-        self._handle = handle
-        self._socket = zmq.asyncio.Socket.from_socket(handle.socket)
+        self._link = link
+        self._socket = zmq.asyncio.Socket.from_socket(link.socket)
         self._encoder = Encoder()
         self._exited: asyncio.Future[int] = loop.create_future()
-        handle.watch(lambda status: _call_soon(loop, _set_result, self._exited, status))
+        link.watch(lambda status: _call_soon(loop, _set_result, self._exited, status))
         self._receiving: asyncio.Future[list[bytes]] | None = None
         self._calls: dict[int, asyncio.Future[bool]] = {}
         self._num_calls = 0
@@ -74,11 +77,37 @@ class SocketClient(AsyncCoreClient):
             ConfigError, MemoryPlanError, ModelError: it cannot be what it was told to be.
             EngineDeadError: its process ended.
         """
-        self.info = (await self._handshake(wire.Ready)).info
+        self._begin(await self._handshake(wire.Ready))
+
+    async def attach(self) -> None:
+        """Become a further front end of a core that has been, or is being, launched by another, and
+        wait until it takes requests. Raises as `ready`."""
+        while True:
+            try:
+                await self._send(wire.Attach())
+                break
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH or self._exited.done():
+                    raise EngineDeadError(f"the engine core cannot be reached: {error}") from None
+                await asyncio.sleep(_CONNECT_SECONDS)
+        message: wire.FromCore = wire.Heartbeat(turn=0)
+        while not isinstance(message, wire.Ready):  # what an earlier front end may have left unread
+            message = await self._receive()
+        self._begin(message)
+
+    def _begin(self, ready: wire.Ready) -> None:
+        self.info = ready.info
         self._exited.add_done_callback(self._core_exited)
         self._watcher = asyncio.create_task(self._watch())
 
     async def _handshake(self, kind: type[Message]) -> Message:
+        message = await self._receive()
+        if not isinstance(message, kind):
+            raise EngineDeadError(f"the engine core said {type(message).__name__} out of turn")
+        return message
+
+    async def _receive(self) -> wire.FromCore:
+        """The next message before the core is ready. Raises what it says that it failed of."""
         receive: asyncio.Future[Any] = asyncio.ensure_future(self._socket.recv_multipart())
         await asyncio.wait((receive, self._exited), return_when=asyncio.FIRST_COMPLETED)
         if not receive.done():
@@ -91,8 +120,6 @@ class SocketClient(AsyncCoreClient):
         message = wire.from_core_decoder.decode(receive.result()[1])
         if isinstance(message, wire.Failed):
             raise getattr(errors, message.error, OctavoError)(message.message)
-        if not isinstance(message, kind):
-            raise EngineDeadError(f"the engine core said {type(message).__name__} out of turn")
         return message
 
     # ---------------------------------------------------------------- towards the core
@@ -119,7 +146,7 @@ class SocketClient(AsyncCoreClient):
         return await answer
 
     async def _send(self, message: wire.ToCore) -> None:
-        await self._socket.send_multipart([self._handle.identity, self._encoder.encode(message)])
+        await self._socket.send_multipart([self._link.identity, self._encoder.encode(message)])
 
     # ---------------------------------------------------------------- from the core
 
@@ -204,7 +231,7 @@ class SocketClient(AsyncCoreClient):
         with contextlib.suppress(zmq.ZMQError):
             # The loop would go on watching the descriptor's number, whoever has it next.
             asyncio.get_running_loop().remove_reader(self._socket.FD)
-        await asyncio.to_thread(self._handle.close)
+        await asyncio.to_thread(self._link.close)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> None:

@@ -7,6 +7,10 @@ Start ──►                                 loads the model
 Add, Abort, Call, Shutdown ──►
           ◄── Outputs, Result, Dead ────
           ◄── Heartbeat ────────────────  once a second, by a socket of its own
+
+A further front end of the same core, which may come later and come anew, begins otherwise:
+Attach ──►
+          ◄── Ready | Failed ───────────
 """
 
 from __future__ import annotations
@@ -26,6 +30,10 @@ class Start(msgspec.Struct, tag="start"):
 
     config: EngineConfig
     model_path: str
+
+
+class Attach(msgspec.Struct, tag="attach"):
+    """A further front end has started: end what was asked for by its address before."""
 
 
 class Add(msgspec.Struct, tag="add"):
@@ -117,7 +125,7 @@ class Dead(msgspec.Struct, tag="dead"):
     message: str
 
 
-ToCore = Start | Add | Abort | Call | Shutdown
+ToCore = Start | Attach | Add | Abort | Call | Shutdown
 FromCore = Hello | Ready | Failed | Outputs | Heartbeat | Result | Dead
 
 to_core_decoder: Decoder[ToCore] = Decoder(ToCore)  # type: ignore[arg-type]

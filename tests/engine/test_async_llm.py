@@ -81,7 +81,7 @@ async def collect(engine: AsyncLLM, prompt: Any, p: SamplingParams, name: str) -
 
 def process_of(engine: AsyncLLM) -> subprocess.Popen[bytes]:
     assert isinstance(engine._client, SocketClient)
-    return engine._client._handle.process
+    return engine._client._link.process
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -22,7 +22,7 @@ from octavo.contracts.codec import Encoder
 from octavo.contracts.messages import EngineOutput, EngineRequest, FinishReason
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine import wire
-from octavo.engine.core_launch import CoreHandle
+from octavo.engine.core_launch import AttachedCore, CoreHandle
 from tests.tiny_model import write_tiny_llama
 
 ENCODER = Encoder()
@@ -31,7 +31,7 @@ ENCODER = Encoder()
 class Client:
     """A front end that does just what it is told."""
 
-    def __init__(self, handle: CoreHandle) -> None:
+    def __init__(self, handle: CoreHandle | AttachedCore) -> None:
         self.handle = handle
 
     def send(self, message: wire.ToCore) -> None:
@@ -196,6 +196,103 @@ class TestRefusedRequests:
         is_alive(client)
 
 
+@pytest.fixture
+def two(model: Path) -> Iterator[tuple[Client, Client]]:
+    """Two front ends of one core."""
+    handle = CoreHandle(num_front_ends=2)
+    attached = AttachedCore(handle.addresses[1])
+    first, second = Client(handle), Client(attached)
+    first.start(EngineConfig.from_flat(num_threads=1, num_gpu_blocks_override=64), model)
+    first.receive(wire.Ready)
+    try:
+        attach(second)
+        yield first, second
+    finally:
+        attached.close()
+        assert handle.close() == 0
+
+
+def attach(client: Client) -> None:
+    """Say so as soon as the core has connected: before, it is an error."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            client.send(wire.Attach())
+            break
+        except zmq.ZMQError as error:
+            assert error.errno == zmq.EHOSTUNREACH
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert isinstance(client.receive(wire.Ready), wire.Ready)
+
+
+class TestSeveralFrontEnds:
+    def test_each_gets_its_own_requests_outputs(self, two: tuple[Client, Client]) -> None:
+        """Of the same id, too."""
+        lengths = (3, 7)
+        for client, length in zip(two, lengths):
+            params = SamplingParams(max_tokens=length, ignore_eos=True, seed=0)
+            client.add(request("same", sampling_params=params))
+        for client, length in zip(two, lengths):
+            assert sum(len(o.new_token_ids) for o in client.outputs("same")) == length
+
+    def test_a_fork_shares_its_own_parents_blocks(self, two: tuple[Client, Client]) -> None:
+        prompt = list(range(1, 49))
+        for client in two:
+            client.add(request("p", prompt_token_ids=prompt))
+            client.add(request("c", prompt_token_ids=prompt, fork_of="p"))
+        for client in two:
+            ended = {
+                o.request_id: o.finish_reason
+                for _ in range(2)
+                for o in self._until_end(client)
+                if o.finish_reason is not None
+            }
+            assert ended == dict.fromkeys("pc", FinishReason.LENGTH)
+
+    @staticmethod
+    def _until_end(client: Client) -> list[EngineOutput]:
+        while True:
+            message = client.receive(wire.Outputs)
+            assert isinstance(message, wire.Outputs)
+            if any(o.finish_reason is not None for o in message.outputs.outputs):
+                return message.outputs.outputs
+
+    def test_an_abort_reaches_only_ones_own(self, two: tuple[Client, Client]) -> None:
+        params = SamplingParams(max_tokens=40, ignore_eos=True, seed=0)
+        for client in two:
+            client.add(request("same", sampling_params=params))
+        two[1].send(wire.Abort(request_ids=["same"]))
+        assert sum(len(o.new_token_ids) for o in two[0].outputs("same")) == 40
+        is_alive(two[1])
+
+    def test_who_comes_anew_ends_what_was_asked_before(self, two: tuple[Client, Client]) -> None:
+        first, second = two
+        params = SamplingParams(max_tokens=900, ignore_eos=True, seed=0)
+        for client in two:
+            client.add(request("long", sampling_params=params))
+            client.receive(wire.Outputs)
+        second.handle.close()
+        anew = AttachedCore(first.handle.addresses[1])  # type: ignore[union-attr]
+        try:
+            attach(Client(anew))
+            Client(anew).add(
+                request("long", sampling_params=msgspec.structs.replace(params, max_tokens=5))
+            )
+            assert sum(len(o.new_token_ids) for o in Client(anew).outputs("long")) == 5
+            first.send(wire.Abort(request_ids=["long"]))
+            is_alive(first)
+        finally:
+            anew.close()
+
+    def test_only_the_first_may_stop_the_core(self, two: tuple[Client, Client]) -> None:
+        first, second = two
+        second.send(wire.Shutdown())
+        first.send(wire.Attach())  # it has been there from the start
+        is_alive(second)
+        is_alive(first)
+
+
 class TestEnds:
     def test_what_cannot_start_says_why(self, tmp_path: Path) -> None:
         handle = CoreHandle()
@@ -224,7 +321,7 @@ client.receive(wire.Ready)
 params = SamplingParams(max_tokens=500, ignore_eos=True, seed=0)
 client.add(request("long", sampling_params=params))
 client.receive(wire.Outputs)
-print(handle.process.pid, handle._folder, flush=True)
+print(handle.process.pid, handle.folder, flush=True)
 time.sleep(60)
 """
         front = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -246,7 +343,7 @@ time.sleep(60)
         client.receive(wire.Ready)
         assert handle.close() == 0
         assert handle.close() == 0
-        assert not handle._folder.exists()
+        assert not handle.folder.exists()
 
     def test_killed(self, model: Path) -> None:
         handle = CoreHandle()
@@ -283,7 +380,7 @@ def test_a_core_that_cannot_be_started_leaves_nothing(
 def test_the_socket_is_private() -> None:
     handle = CoreHandle()
     try:
-        assert handle._folder.stat().st_mode & 0o777 == 0o700
+        assert handle.folder.stat().st_mode & 0o777 == 0o700
         assert handle.socket.getsockopt(zmq.LAST_ENDPOINT).startswith(b"ipc://")
     finally:
         handle.close()

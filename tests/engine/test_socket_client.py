@@ -113,7 +113,7 @@ class TestSignsOfLife:
         monkeypatch.setattr(socket_client, "MAX_SILENT_BEATS", 2)
 
         async def test(client: SocketClient) -> None:
-            pid = client._handle.process.pid
+            pid = client._link.process.pid
             reader = asyncio.ensure_future(read_forever(client))
             client.check_health()
             os.kill(pid, signal.SIGSTOP)
@@ -132,10 +132,10 @@ class TestSignsOfLife:
 
     def test_a_core_that_stays_stopped_is_dead(self, model: Path) -> None:
         async def test(client: SocketClient) -> None:
-            os.kill(client._handle.process.pid, signal.SIGSTOP)
+            os.kill(client._link.process.pid, signal.SIGSTOP)
             with pytest.raises(EngineDeadError, match=r"no progress for 1\.5 s"):
                 await read_forever(client)
-            client._handle.process.kill()  # or the fixture would wait for it
+            client._link.process.kill()  # or the fixture would wait for it
 
         with_client(model, test, engine_iteration_timeout=1.5)
 
@@ -167,7 +167,7 @@ class TestSignsOfLife:
             with pytest.raises(EngineDeadError, match="no progress"):
                 await client.add_request(request("later"))
             await client.abort_requests(["hangs"])
-            client._handle.process.kill()
+            client._link.process.kill()
 
         with_client(
             model,
@@ -183,11 +183,11 @@ def test_the_end_of_the_process_reaches_everyone(model: Path) -> None:
         async def never_answered() -> bool:
             return await client.reset_prefix_cache()
 
-        os.kill(client._handle.process.pid, signal.SIGSTOP)
+        os.kill(client._link.process.pid, signal.SIGSTOP)
         call = asyncio.ensure_future(never_answered())
         reader = asyncio.ensure_future(read_forever(client))
         await asyncio.sleep(0.05)
-        client._handle.process.kill()
+        client._link.process.kill()
         results = await asyncio.wait_for(
             asyncio.gather(call, reader, return_exceptions=True), timeout=2
         )

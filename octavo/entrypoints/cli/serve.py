@@ -11,8 +11,9 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,7 +47,7 @@ def serve(
 ) -> None:
     """Serve a model over the OpenAI API."""
     from octavo.engine.core_launch import CoreHandle
-    from octavo.entrypoints.openai.sockets import bind
+    from octavo.entrypoints.openai.sockets import bind, share
     from octavo.entrypoints.openai.stop_signal import StopSignal
 
     stop = StopSignal()
@@ -55,15 +56,16 @@ def serve(
     if model_name is not None:
         engine = replace(engine, model=replace(engine.model, model=model_name)).checked()
     _warn_if_open(server)
-    with (
-        stop.caught(),
-        contextlib.closing(bind(server.host, server.port, server.uds)) as sock,
-        _removed_at_exit(server.uds),
-    ):
+    with stop.caught(), contextlib.ExitStack() as stack:
+        socks = share(bind(server.host, server.port, server.uds), server.api_server_count)
+        for sock in socks:
+            stack.callback(sock.close)
+        stack.enter_context(_removed_at_exit(server.uds))
         import uvloop
 
-        core = CoreHandle()  # loads while this process imports the rest
-        status = uvloop.run(_serve(core, engine, server, sock, stop))
+        # It loads while this process imports the rest.
+        core = CoreHandle(num_front_ends=server.api_server_count)
+        status = uvloop.run(_serve(core, engine, server, socks, stop))
     raise typer.Exit(status)
 
 
@@ -71,7 +73,7 @@ async def _serve(
     core: CoreHandle,
     engine_config: EngineConfig,
     config: ServerConfig,
-    sock: socket.socket,
+    socks: Sequence[socket.socket],
     stop: StopSignal,
 ) -> int:
     from octavo.engine.async_llm import AsyncLLM
@@ -82,22 +84,32 @@ async def _serve(
     try:
         from octavo.entrypoints.openai import http_server
         from octavo.entrypoints.openai.app import build_app
-        from octavo.entrypoints.openai.state import serve_engines
+        from octavo.entrypoints.openai.state import serve_engine
 
         engine = await _started(starting, stop)
         if engine is None:
             return 0
-        names = config.served_model_name or [engine.config.model.model]
-        server = serve_engines(dict.fromkeys(names, engine), config)
+        server = serve_engine(engine, config)
+        app = build_app(server)
         gc.freeze()  # what has been loaded stays: no collection looks at it again
-        return await http_server.serve(
-            build_app(server),
+        serve_app = partial(
+            http_server.serve,
+            app,
             server,
-            sock,
+            socks[0],
             stop,
             drain_seconds=config.shutdown_timeout,
-            on_ready=lambda: print(banner(server, engine.info.memory_plan, sock), flush=True),
+            on_ready=lambda: print(banner(server, engine.info.memory_plan, socks[0]), flush=True),
         )
+        if config.api_server_count == 1:
+            return await serve_app()
+        from octavo.entrypoints.openai.front_ends import FrontEnds
+
+        others = FrontEnds(config, core, socks[1:])
+        with contextlib.closing(others.listen()) as private:
+            others.start()
+            server.siblings = others.http_addresses
+            return await serve_app(private=(app, private), others=others)
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)

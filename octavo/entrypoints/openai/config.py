@@ -13,6 +13,8 @@ from octavo.errors import ConfigError, shown
 NO_PARSER = "none"
 """The name that turns a parser off."""
 
+MAX_API_SERVERS = 64
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _AT_LEAST = {
@@ -20,6 +22,7 @@ _AT_LEAST = {
     "max_num_queued_tokens": 0,
     "max_request_bytes": 1,
     "max_logprobs": -1,
+    "api_server_count": 1,
     "shutdown_timeout": 0,
     "body_timeout": 0,
     "stall_timeout": 0,
@@ -44,6 +47,9 @@ class ServerConfig:
     )
     served_model_name: list[str] | None = option(
         None, "name of the model in the API; may be repeated; None: as --model gives it"
+    )
+    api_server_count: int = option(
+        1, "processes that speak HTTP, all at one engine core; limits are shared out evenly"
     )
     max_num_queued_reqs: int = option(
         1024, "most sequences that may wait for their first token; more get 503; 0: no limit"
@@ -79,6 +85,10 @@ class ServerConfig:
             value = getattr(self, name)
             if not value >= least:  # false for NaN too
                 raise ConfigError(f"{name}={value} must be at least {least}")
+        if self.api_server_count > MAX_API_SERVERS:
+            raise ConfigError(
+                f"api_server_count={self.api_server_count} must be at most {MAX_API_SERVERS}"
+            )
         for name in ("api_key", "served_model_name"):
             if not all(getattr(self, name) or ()):
                 raise ConfigError(f"{name} has an empty value; leave it out for none")

@@ -24,6 +24,8 @@ logger = get_logger(__name__)
 OPEN_PATHS = frozenset({"/health"})
 """All other paths, known or not, need a key where the server has any."""
 
+KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
+
 REQUEST_ID_RULE = "1…128 letters, digits and the characters . _ : -"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 CLIENT_GONE = 499

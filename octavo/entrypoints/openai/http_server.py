@@ -30,6 +30,7 @@ from octavo.log import get_logger
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from octavo.entrypoints.openai.front_ends import FrontEnds
     from octavo.entrypoints.openai.state import Server
     from octavo.entrypoints.openai.stop_signal import StopSignal
 
@@ -266,22 +267,31 @@ async def serve(
     *,
     drain_seconds: float,
     on_ready: Callable[[], None] = lambda: None,
+    private: tuple[ASGIApp, socket.socket] | None = None,
+    others: FrontEnds | None = None,
 ) -> int:
     """Serve until a signal or the engine's death.
 
     At a signal no request is let in any more (503), those in progress have `drain_seconds` to end,
     and what is left is ended with an error event.
 
+    Args:
+        private: what the server's other front ends call, and where.
+        others: the front ends that this one keeps; they stop with it.
+
     Returns:
         The process's exit status: 0 after a signal, 1 after the engine's death.
     """
-    http = _UvicornServer(_uvicorn_config(app), on_ready)
-    serving = asyncio.ensure_future(http.serve(sockets=[sock]))
+    https = [_UvicornServer(_uvicorn_config(app), on_ready)]
+    servings = [asyncio.ensure_future(https[0].serve(sockets=[sock]))]
+    if private is not None:
+        https.append(_UvicornServer(_uvicorn_config(private[0]), lambda: None))
+        servings.append(asyncio.ensure_future(https[1].serve(sockets=[private[1]])))
     stopped = asyncio.ensure_future(stop.drain.wait())
-    died = asyncio.ensure_future(_death(server))
+    died = asyncio.ensure_future(_death(server, others))
     status = 0
     try:
-        await asyncio.wait({serving, stopped, died}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({*servings, stopped, died}, return_when=asyncio.FIRST_COMPLETED)
         server.admission.draining = True
         linger = time.monotonic()
         if died.done():
@@ -289,27 +299,42 @@ async def serve(
             status, linger = 1, linger + DEAD_LINGER
         else:
             logger.warning("stopping: %d requests in progress", server.in_flight)
-            await _drained(server, stop, drain_seconds)
+            await _drained(server, others, stop, drain_seconds)
+        if others is not None:
+            await others.close()
         for engine in server.engines.values():
             await engine.shutdown(0.0)
         await _until(lambda: server.in_flight == 0, FLUSH_SECONDS)
         await _until(lambda: time.monotonic() > linger, DEAD_LINGER)
-        http.stop()
-        await serving
+        for http in https:
+            http.stop()
+        await asyncio.gather(*servings)
     finally:
-        for task in (serving, stopped, died):
+        for task in (*servings, stopped, died):
             task.cancel()
-        await asyncio.gather(serving, stopped, died, return_exceptions=True)
+        await asyncio.gather(*servings, stopped, died, return_exceptions=True)
     return status
 
 
-async def _drained(server: Server, stop: StopSignal, drain_seconds: float) -> None:
-    await _until(lambda: server.in_flight == 0 or stop.hurry.is_set(), drain_seconds)
+async def _drained(
+    server: Server, others: FrontEnds | None, stop: StopSignal, drain_seconds: float
+) -> None:
+    if others is not None:
+        others.drain()
+
+    def done() -> bool:
+        idle = server.in_flight == 0 and (others is None or others.running == 0)
+        return idle or stop.hurry.is_set()
+
+    await _until(done, drain_seconds)
 
 
-async def _death(server: Server) -> str:
-    """Returns when an engine is dead: what it died of. One that is unresponsive may come back."""
+async def _death(server: Server, others: FrontEnds | None) -> str:
+    """Returns when the server cannot go on: what an engine died of (one that is unresponsive may
+    come back), or that another front end cannot be kept running."""
     while True:
+        if others is not None and others.failed.is_set():
+            return "a front end ends as often as it is started"
         for name, engine in server.engines.items():
             try:
                 with contextlib.suppress(EngineUnresponsiveError):

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from octavo.entrypoints.openai.answers import Health, ModelCard, ModelList, Version
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import json_response, unavailable
+from octavo.entrypoints.openai.gate import KEY_HEADERS
 from octavo.version import __version__
 
 if TYPE_CHECKING:
@@ -33,8 +34,11 @@ async def version(call: Call) -> Response:
 async def metrics(call: Call) -> Response:
     """Prometheus's text, or OpenMetrics where the client asks for that."""
     from octavo.entrypoints.openai.metrics import expose
+    from octavo.entrypoints.openai.siblings import fetch
 
-    body, content_type = expose(call.server, call.header("accept"))
+    key = [header for header in call.scope["headers"] if header[0] in KEY_HEADERS]
+    others = [await fetch(path, "/metrics", key) for path in call.server.siblings]
+    body, content_type = expose(call.server, call.header("accept"), others)
     return Response(body, headers={"content-type": content_type})
 
 

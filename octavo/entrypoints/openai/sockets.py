@@ -1,4 +1,4 @@
-"""The listening socket."""
+"""The listening sockets."""
 
 from __future__ import annotations
 
@@ -41,6 +41,32 @@ def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
             sock.close()
         raise ConfigError(f"cannot listen at {uds or f'{host}:{port}'}: {error}") from None
     return sock
+
+
+def share(sock: socket.socket, count: int) -> list[socket.socket]:
+    """As many sockets at the address of one that is bound: the kernel spreads new connections over
+    those that listen. (Several processes accepting from one socket would not do: after a burst, the
+    first to wake takes all.) Of a Unix socket, which cannot be shared so, it is the same one.
+
+    Raises:
+        ConfigError: somebody else took the address in this very moment.
+    """
+    if count == 1 or sock.family == socket.AF_UNIX:
+        return [sock, *(sock.dup() for _ in range(count - 1))]
+    address = sock.getsockname()
+    sock.close()  # it was alone at its address, which those that share one cannot make sure of
+    sockets: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            sockets.append(socket.socket(sock.family, sock.type, sock.proto))
+            sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sockets[-1].bind(address)
+    except OSError as error:
+        for opened in sockets:
+            opened.close()
+        raise ConfigError(f"cannot listen at {address[0]}:{address[1]}: {error}") from None
+    return sockets
 
 
 def _remove_socket(path: str) -> None:

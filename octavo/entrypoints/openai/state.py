@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -99,17 +99,20 @@ class Server:
         models: served name → model; several names may share an engine. The first is the default.
         in_flight: requests that were let in and have not been answered to the end.
         http_requests: (route, method, status) → count, for /metrics.
+        siblings: paths of the private sockets of the front ends that this one speaks for.
     """
 
     models: Mapping[str, ServedModel]
     config: ServerConfig = field(default_factory=ServerConfig)
     in_flight: int = 0
     http_requests: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    siblings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        num_front_ends = self.config.api_server_count  # each has its part of the queue
         self.admission = Admission(
-            max_num_queued_reqs=self.config.max_num_queued_reqs,
-            max_num_queued_tokens=self.config.max_num_queued_tokens,
+            max_num_queued_reqs=-(-self.config.max_num_queued_reqs // num_front_ends),
+            max_num_queued_tokens=-(-self.config.max_num_queued_tokens // num_front_ends),
             max_body_bytes=MAX_BODIES * self.config.max_request_bytes,
         )
         self._serial = itertools.count()
@@ -155,3 +158,10 @@ def serve_engines(engines: Mapping[str, EngineClient], config: ServerConfig) -> 
         for name, engine in engines.items()
     }
     return Server(models, config)
+
+
+def serve_engine(engine: EngineClient, config: ServerConfig) -> Server:
+    """The state of a server of one engine, under its configured names. Raises as
+    `serve_engines`."""
+    names = config.served_model_name or [engine.config.model.model]
+    return serve_engines(dict.fromkeys(names, engine), config)

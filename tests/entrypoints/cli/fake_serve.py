@@ -24,7 +24,7 @@ async def start(config: EngineConfig, core: Any = None) -> FakeEngine:
 
 
 if __name__ == "__main__":
-    core_launch.CoreHandle = lambda: None  # type: ignore[assignment,misc]
+    core_launch.CoreHandle = lambda **_: None  # type: ignore[assignment,misc]
     async_llm.AsyncLLM.start = start  # type: ignore[assignment,method-assign]
     app = typer.Typer(add_completion=False)
     app.command()(serve.serve)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.entrypoints.openai.sockets import bind
+from octavo.entrypoints.openai.sockets import bind, share
 from octavo.errors import ConfigError
 
 
@@ -40,3 +40,26 @@ def test_unix(tmp_path: Path) -> None:
 def test_addresses_that_cannot_be(host: str, port: int, uds: str | None) -> None:
     with pytest.raises(ConfigError, match="cannot listen"):
         bind(host, port, uds)
+
+
+def test_shared_address_is_one_address() -> None:
+    sockets = share(bind("127.0.0.1", 0), 3)
+    try:
+        assert len({sock.getsockname() for sock in sockets}) == 1
+        for sock in sockets:
+            sock.listen()
+        with pytest.raises(ConfigError, match="cannot listen"):
+            bind(*sockets[0].getsockname())
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+def test_a_unix_socket_is_shared_as_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    sockets = share(bind("", 0, path), 2)
+    try:
+        assert [sock.getsockname() for sock in sockets] == [path, path]
+    finally:
+        for sock in sockets:
+            sock.close()

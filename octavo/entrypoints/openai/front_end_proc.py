@@ -1,0 +1,80 @@
+"""A further front end of a server: `python -m octavo.entrypoints.openai.front_end_proc`, started by
+`FrontEnds`, with its `Order` on standard input."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+import sys
+
+import msgspec
+
+from octavo.entrypoints.openai.front_ends import Order, listen_privately
+from octavo.entrypoints.openai.stop_signal import StopSignal
+from octavo.log import configure_logging
+
+_MAX_ORDER_BYTES = 1 << 20
+
+
+def main() -> int:
+    """Serve as ordered. Returns the exit status."""
+    stop = StopSignal()
+    order = _read_order()
+    configure_logging(order.config.log_level)
+    own_address = order.http_addresses[order.index]
+    with (
+        stop.caught(),
+        contextlib.closing(socket.socket(fileno=order.listener)) as sock,
+        contextlib.closing(listen_privately(own_address)) as private,
+    ):
+        import uvloop
+
+        status = uvloop.run(_serve(order, sock, private, stop))
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(own_address)
+    return status
+
+
+async def _serve(
+    order: Order, sock: socket.socket, private: socket.socket, stop: StopSignal
+) -> int:
+    from octavo.engine.async_llm import AsyncLLM
+    from octavo.engine.core_launch import AttachedCore
+    from octavo.entrypoints.openai import http_server
+    from octavo.entrypoints.openai.app import build_app
+    from octavo.entrypoints.openai.siblings import PassOn
+    from octavo.entrypoints.openai.state import serve_engine
+
+    stop.catch_on_loop()
+    engine = await AsyncLLM.attach(AttachedCore(order.core_address))
+    try:
+        server = serve_engine(engine, order.config)
+        app = build_app(server)
+        gc.freeze()
+        return await http_server.serve(
+            PassOn(app, order.http_addresses[0]),
+            server,
+            sock,
+            stop,
+            drain_seconds=order.config.shutdown_timeout,
+            private=(app, private),
+        )
+    finally:
+        await engine.shutdown()
+
+
+def _read_order() -> Order:
+    """The first line of standard input, and not a byte more: its end is somebody else's to see."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        piece = os.read(0, 1)
+        if not piece or len(line) > _MAX_ORDER_BYTES:
+            raise SystemExit("front_end_proc is started by octavo serve, which says what to be")
+        line += piece
+    return msgspec.json.decode(line, type=Order)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

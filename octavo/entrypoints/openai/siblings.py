@@ -1,0 +1,185 @@
+"""Requests that only another front end of the same server can answer.
+
+Front end 0 keeps what outlives a request (stored responses, files, batches), knows what the whole
+server measures, and answers for it; the others pass such requests on to it, unread, over a socket
+that only this user may use. The same key is asked for there as here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import httptools
+
+from octavo.entrypoints.openai.errors import unavailable
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+OWNED_PATHS = ("/metrics", "/v1/responses", "/v1/files", "/v1/batches")
+"""Front end 0 answers these paths and all below them."""
+
+_HOP_BY_HOP = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer"),
+        *(b"transfer-encoding", b"upgrade", b"expect"),
+    }
+)
+"""Headers of one connection only (RFC 9110, 7.6.1), and what the first server has dealt with."""
+
+_PIECE = 64 * 1024
+
+
+def is_owned(path: str) -> bool:
+    """Must front end 0 answer this path?"""
+    return any(path == owned or path.startswith(owned + "/") for owned in OWNED_PATHS)
+
+
+class PassOn:
+    """ASGI middleware of a front end that is not the first.
+
+    Args:
+        app: answers what is not passed on.
+        path: the Unix socket of front end 0.
+    """
+
+    def __init__(self, app: ASGIApp, path: str) -> None:
+        self._app = app
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and is_owned(scope["path"]):
+            await _pass_on(self._path, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+async def fetch(path: str, target: str, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """The body that a sibling gives for a GET. Raises OSError: it cannot be had."""
+    answer = _Answer()
+    scope = {"method": "GET", "raw_path": target.encode(), "query_string": b"", "headers": headers}
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        writer.write(_head(scope, chunked=False))
+        body = b"".join(
+            [event["body"] async for event in _events(reader, answer) if "body" in event]
+        )
+    finally:
+        writer.close()
+    if answer.status != 200:
+        raise OSError(f"a front end answered {target} with {answer.status}")
+    return body
+
+
+async def _pass_on(path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    try:
+        reader, writer = await asyncio.open_unix_connection(path)
+    except OSError:
+        error = unavailable("the server's first front end is not there", "front_end")
+        await error.response()(scope, receive, send)
+        return
+    upstream = asyncio.ensure_future(_send_request(scope, receive, writer))
+    started = False
+    try:
+        async for event in _events(reader, _Answer(is_head=scope["method"] == "HEAD")):
+            started = True
+            await send(event)
+    except OSError:
+        if not started:
+            error = unavailable("the server's first front end broke off", "front_end")
+            await error.response()(scope, receive, send)
+    finally:
+        upstream.cancel()
+        await asyncio.gather(upstream, return_exceptions=True)
+        writer.close()
+
+
+async def _send_request(scope: Scope, receive: Receive, writer: asyncio.StreamWriter) -> None:
+    """Send the request, then wait for the client to go; when it does, so does the connection."""
+    names = {name for name, _ in scope["headers"]}
+    chunked = b"content-length" not in names and b"transfer-encoding" in names
+    writer.write(_head(scope, chunked=chunked))
+    more = True
+    with contextlib.suppress(OSError):
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                writer.transport.abort()
+                return
+            body = message.get("body", b"")
+            if chunked:
+                writer.write(b"%x\r\n%b\r\n" % (len(body), body) if body else b"")
+            else:
+                writer.write(body)
+            if more and not message.get("more_body", False):
+                more = False
+                writer.write(b"0\r\n\r\n" if chunked else b"")
+            await writer.drain()
+
+
+def _head(scope: Any, *, chunked: bool) -> bytes:
+    target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+    lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1"]
+    lines += [n + b": " + v for n, v in scope["headers"] if n not in _HOP_BY_HOP]
+    lines += [b"connection: close"]
+    if chunked:
+        lines += [b"transfer-encoding: chunked"]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+async def _events(reader: asyncio.StreamReader, answer: _Answer) -> Any:
+    """ASGI messages of an answer. Raises OSError: it broke off."""
+    parser = httptools.HttpResponseParser(answer)
+    while not answer.complete:
+        data = await reader.read(_PIECE)
+        if not data:
+            raise ConnectionError("the answer broke off")
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise ConnectionError(f"the answer is not HTTP: {error}") from None
+        if answer.has_head and not answer.status:
+            answer.status = parser.get_status_code()
+            yield {
+                "type": "http.response.start",
+                "status": answer.status,
+                "headers": answer.headers,
+            }
+        for body in answer.take():
+            yield {"type": "http.response.body", "body": body, "more_body": True}
+        if answer.has_head and answer.is_head:
+            break
+    yield {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+class _Answer:
+    """What httptools tells of a response."""
+
+    def __init__(self, *, is_head: bool = False) -> None:
+        self.is_head = is_head
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.has_head = False
+        self.complete = False
+        self._body: list[bytes] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() not in _HOP_BY_HOP:
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.has_head = True
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+    def take(self) -> Iterator[bytes]:
+        """The pieces of the body that have come since."""
+        pieces, self._body = self._body, []
+        yield from pieces

@@ -1,0 +1,154 @@
+"""`octavo serve --api-server-count`: several front ends, one server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoints.openai.harness import Reply, close, request_bytes
+from tests.entrypoints.openai.live import Live, live
+from tests.tiny_model import write_tiny_llama
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Live]:
+    path = write_tiny_llama(tmp_path)
+    with live(str(path), "--api-server-count", "2") as server:
+        until(lambda: len(front_ends(server)) == 1)
+        until(lambda: server.get("/metrics").status == 200)  # the second one answers, too
+        yield server
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def front_ends(server: Live) -> list[int]:
+    """Process ids of the front ends after the first."""
+    return [
+        pid
+        for pid in children(server.process.pid)
+        if "front_end_proc" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
+
+
+def runs(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return "Z" not in stat.rpartition(")")[2].split()[0]
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)
+
+
+def count(server: Live, name: str, **labels: str) -> float:
+    """The sum of a metric's samples with these labels."""
+    text = server.get("/metrics").body.decode()
+    samples = re.finditer(rf"^octavo:{name}\{{([^}}]*)\}} (\S+)$", text, re.MULTILINE)
+    return sum(float(s[2]) for s in samples if all(f'{k}="{v}"' in s[1] for k, v in labels.items()))
+
+
+BODY = {"prompt": [1, 2, 3], "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+
+
+async def complete(server: Live, num: int) -> list[Reply]:
+    """All at once, each under the same id."""
+    headers = {"x-request-id": "same"}
+    return await asyncio.gather(
+        *(server.request("POST", "/v1/completions", BODY, headers) for _ in range(num))
+    )
+
+
+async def test_they_are_one_server(server: Live) -> None:
+    """Forty requests of one id, whoever takes them: the same answer, and all of them counted."""
+    replies = await complete(server, 40)
+    assert {r.status for r in replies} == {200}
+    assert len({r.json["choices"][0]["text"] for r in replies}) == 1
+    loop = asyncio.get_running_loop()
+    assert await loop.run_in_executor(None, lambda: _http_count(server)) == 40
+    tokens = await loop.run_in_executor(None, lambda: count(server, "generation_tokens_total"))
+    assert tokens == 40 * 8  # the core's own count, not twice
+
+
+def _http_count(server: Live) -> float:
+    return count(server, "http_requests_total", route="/v1/completions", status="200")
+
+
+async def _both_streaming(server: Live, num: int = 16) -> list[asyncio.Task[bytes]]:
+    """Streams that have begun, in both front ends with all likelihood (1 in 2^15 that not)."""
+    begun = []
+
+    async def stream() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        body = {**BODY, "max_tokens": 200, "stream": True}
+        writer.write(request_bytes("POST", "/v1/completions", body, {}))
+        data = b""
+        try:
+            while piece := await reader.read(4096):
+                if not data:
+                    begun.append(1)
+                data += piece
+                if data.endswith(b"0\r\n\r\n"):
+                    break
+        except ConnectionError:
+            pass
+        await close(writer)
+        return data
+
+    tasks = [asyncio.create_task(stream()) for _ in range(num)]
+    while len(begun) < num:
+        await asyncio.sleep(0.005)
+    return tasks
+
+
+async def test_one_that_is_killed_is_replaced(server: Live) -> None:
+    """Its streams break off; the others', and the server, go on, and no block stays in use."""
+    [pid] = front_ends(server)
+    tasks = await _both_streaming(server)
+    os.kill(pid, signal.SIGKILL)
+    data = await asyncio.gather(*tasks)
+    whole = [d for d in data if b"data: [DONE]" in d]
+    assert whole  # those of the first front end
+    await asyncio.to_thread(until, lambda: front_ends(server) not in ([], [pid]))
+    await asyncio.to_thread(until, lambda: server.get("/metrics").status == 200)
+    await asyncio.to_thread(until, lambda: count(server, "kv_cache_usage_perc") == 0)
+    assert {r.status for r in await complete(server, 8)} == {200}
+
+
+async def test_a_signal_lets_both_end_what_they_began(server: Live) -> None:
+    [pid] = front_ends(server)
+    tasks = await _both_streaming(server)
+    server.process.send_signal(signal.SIGTERM)
+    data = await asyncio.gather(*tasks)
+    assert all(b"data: [DONE]" in d and b'"error"' not in d for d in data)
+    assert await asyncio.to_thread(server.process.wait, 20) == 0
+    assert not runs(pid)
+
+
+def test_none_outlives_the_first(server: Live) -> None:
+    pids = children(server.process.pid)
+    assert len(pids) == 2  # the core and a front end
+    server.process.kill()
+    server.process.wait()
+    until(lambda: not any(map(runs, pids)), 10)
+
+
+def test_none_outlives_the_core(server: Live) -> None:
+    [front_end] = front_ends(server)
+    [core] = [pid for pid in children(server.process.pid) if pid != front_end]
+    os.kill(core, signal.SIGKILL)
+    assert server.process.wait(20) == 1
+    assert not runs(front_end)

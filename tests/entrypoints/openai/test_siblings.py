@@ -1,0 +1,209 @@
+"""Requests passed on from one front end to another: nothing is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from octavo.entrypoints.openai.front_ends import listen_privately
+from octavo.entrypoints.openai.siblings import PassOn, fetch, is_owned
+from tests.entrypoints.openai.harness import Reply, close, read_reply, request_bytes
+
+
+class Echo:
+    """Says what it was asked; /stream gives three pieces, the last one when it is let go; /broken
+    breaks off."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.client_left = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        more = True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        said = {
+            "method": scope["method"],
+            "target": scope["raw_path"].decode() + "?" + scope["query_string"].decode(),
+            "headers": {n.decode(): v.decode() for n, v in scope["headers"]},
+            "body": body.decode(),
+        }
+        path = scope["path"]
+        headers = [(b"content-type", b"application/json"), (b"x-two", b"a"), (b"x-two", b"b")]
+        await send({"type": "http.response.start", "status": 201, "headers": headers})
+        if path.endswith("/stream"):
+            for piece in (b"one", b"two"):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            watch = asyncio.ensure_future(self._until_left(receive))
+            await asyncio.wait(
+                {watch, asyncio.ensure_future(self.go_on.wait())},
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            watch.cancel()
+            await send({"type": "http.response.body", "body": b"three", "more_body": False})
+            return
+        if path.endswith("/broken"):
+            raise RuntimeError("on purpose")
+        await send({"type": "http.response.body", "body": json.dumps(said).encode()})
+
+    async def _until_left(self, receive: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.client_left.set()
+
+
+async def _here(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"here"})
+
+
+@asynccontextmanager
+async def _listening(app: Any, **where: Any) -> AsyncIterator[uvicorn.Server]:
+    config = uvicorn.Config(app, log_config=None, lifespan="off", loop="none", **where)
+    server = uvicorn.Server(config)
+    server.capture_signals = _no_signals  # type: ignore[method-assign]
+    running = asyncio.ensure_future(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        await running
+
+
+@asynccontextmanager
+async def passing_on(folder: Path) -> AsyncIterator[tuple[int, Echo, str]]:
+    """(port of a front end that passes on, what it passes on to, its socket)."""
+    path = str(folder / "http-0.sock")
+    echo = Echo()
+    async with (
+        _listening(echo, uds=path),
+        _listening(PassOn(_here, path), host="127.0.0.1", port=0) as server,
+    ):
+        yield server.servers[0].sockets[0].getsockname()[1], echo, path
+
+
+def _no_signals() -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext()
+
+
+async def ask(port: int, data: bytes) -> Reply:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        return await read_reply(reader)
+    finally:
+        await close(writer)
+
+
+def test_what_is_owned() -> None:
+    assert is_owned("/metrics")
+    assert is_owned("/v1/files")
+    assert is_owned("/v1/files/file-1/content")
+    assert not is_owned("/v1/filesystem")
+    assert not is_owned("/v1/chat/completions")
+
+
+async def test_what_is_not_owned_stays(tmp_path: Path) -> None:
+    async with passing_on(tmp_path) as (port, _, _):
+        reply = await ask(port, request_bytes("GET", "/v1/models", None, {}))
+    assert reply.body == b"here"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_request_and_answer_arrive_whole(tmp_path: Path, method: str) -> None:
+    body = None if method == "GET" else {"text": "Zoë " * 50_000}
+    headers = {"authorization": "Bearer k", "x-request-id": "r1", "te": "trailers"}
+    async with passing_on(tmp_path) as (port, _, _):
+        reply = await ask(port, request_bytes(method, "/v1/files/a%20b?x=1&y=%2F", body, headers))
+    assert reply.status == 201
+    assert reply.headers["x-two"] == "b"
+    assert reply.json["method"] == method
+    assert reply.json["target"] == "/v1/files/a%20b?x=1&y=%2F"
+    assert reply.json["headers"]["authorization"] == "Bearer k"
+    assert reply.json["headers"]["x-request-id"] == "r1"
+    assert "te" not in reply.json["headers"]
+    assert reply.json["body"] == ("" if body is None else json.dumps(body))
+
+
+async def test_a_chunked_body_arrives_whole(tmp_path: Path) -> None:
+    head = b"POST /v1/files HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in (b"ab", b"c" * 70_000)) + b"0\r\n\r\n"
+    async with passing_on(tmp_path) as (port, _, _):
+        reply = await ask(port, head + chunks)
+    assert reply.json["body"] == "ab" + "c" * 70_000
+
+
+async def test_a_head_has_no_body(tmp_path: Path) -> None:
+    async with passing_on(tmp_path) as (port, _, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"HEAD /v1/files HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        data = await reader.read()
+        await close(writer)
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 201")
+    assert body == b""
+
+
+async def test_a_stream_comes_as_it_is_written(tmp_path: Path) -> None:
+    async with passing_on(tmp_path) as (port, echo, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_bytes("GET", "/v1/responses/1/stream", None, {}))
+        await reader.readuntil(b"two")
+        echo.go_on.set()
+        await reader.readuntil(b"three")
+        await close(writer)
+
+
+async def test_a_client_that_leaves_is_seen_to_leave(tmp_path: Path) -> None:
+    async with passing_on(tmp_path) as (port, echo, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_bytes("GET", "/v1/responses/1/stream", None, {}))
+        await reader.readuntil(b"two")
+        await close(writer)
+        await asyncio.wait_for(echo.client_left.wait(), 10)
+
+
+async def test_without_the_first_front_end(tmp_path: Path) -> None:
+    app = PassOn(_here, str(tmp_path / "nobody.sock"))
+    async with _listening(app, host="127.0.0.1", port=0) as server:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        reply = await ask(port, request_bytes("GET", "/v1/files", None, {}))
+    assert reply.status == 503
+    assert reply.error["code"] == "front_end"
+
+
+async def test_an_answer_that_breaks_off_is_no_whole_answer(tmp_path: Path) -> None:
+    async with passing_on(tmp_path) as (port, _, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_bytes("GET", "/v1/files/broken", None, {}))
+        data = await reader.read()
+        await close(writer)
+    assert not data.endswith(b"0\r\n\r\n")
+
+
+async def test_fetch(tmp_path: Path) -> None:
+    async with passing_on(tmp_path) as (_, _, path):
+        with pytest.raises(OSError, match="201"):
+            await fetch(path, "/metrics", [])
+    with pytest.raises(ConnectionRefusedError):
+        await fetch(path, "/metrics", [])
+
+
+def test_the_socket_of_an_earlier_front_end_is_replaced(tmp_path: Path) -> None:
+    listen: Callable[[], Any] = lambda: listen_privately(str(tmp_path / "http-1.sock"))  # noqa: E731
+    listen().close()
+    listen().close()
