@@ -82,6 +82,7 @@ async def _serve(
     starting = asyncio.ensure_future(AsyncLLM.start(engine_config, core))
     await asyncio.sleep(0)  # the core gets its orders before the imports below
     try:
+        from octavo.entrypoints.batches.service import batch_folder
         from octavo.entrypoints.openai import http_server
         from octavo.entrypoints.openai.app import build_app
         from octavo.entrypoints.openai.state import serve_engine
@@ -89,6 +90,7 @@ async def _serve(
         engine = await _started(starting, stop)
         if engine is None:
             return 0
+        config = replace(config, batch_dir=batch_folder(config, engine.config.model.model))
         server = serve_engine(engine, config)
         app = build_app(server)
         gc.freeze()  # what has been loaded stays: no collection looks at it again

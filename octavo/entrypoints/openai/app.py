@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
+from octavo.entrypoints.batches import batches, files
 from octavo.entrypoints.openai import chat, completions, information, tokenization
 from octavo.entrypoints.openai.endpoint import Endpoint
 from octavo.entrypoints.openai.errors import APIError, as_api_error
@@ -33,6 +34,8 @@ ROUTES: tuple[APIRoute, ...] = (
     *chat.ROUTES,
     *completions.ROUTES,
     *tokenization.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
 )
 """All routes but those of the documentation."""
 

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.contracts.messages import ServiceClass
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from octavo.engine.metrics import EngineMetrics
     from octavo.engine.tokenizer import Tokenizer
     from octavo.engine.wire import CoreInfo
+    from octavo.entrypoints.batches.service import BatchService
 
 MAX_CHOICES = 1024
 """Most completions (prompts × n) of one HTTP request."""
@@ -99,6 +101,7 @@ class Server:
         models: served name → model; several names may share an engine. The first is the default.
         in_flight: requests that were let in and have not been answered to the end.
         http_requests: (route, method, status) → count, for /metrics.
+        batches: files and batches; None: this server keeps none.
         siblings: paths of the private sockets of the front ends that this one speaks for.
     """
 
@@ -115,6 +118,11 @@ class Server:
             max_num_queued_tokens=-(-self.config.max_num_queued_tokens // num_front_ends),
             max_body_bytes=MAX_BODIES * self.config.max_request_bytes,
         )
+        self.batches: BatchService | None = None
+        if self.config.batch_dir is not None:
+            from octavo.entrypoints.batches.service import BatchService
+
+            self.batches = BatchService(self, Path(self.config.batch_dir))
         self._serial = itertools.count()
         for engine in self.engines.values():
             engine.metrics.on_started = self.admission.started
