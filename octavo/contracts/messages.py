@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from octavo.contracts.answer_events import Event
 from octavo.contracts.logprobs import Logprob as Logprob
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
@@ -188,6 +189,8 @@ class CompletionOutput:
             runs.
         stop_reason: the stop string or stop token id that ended it; None for EOS and length.
         error, error_param: as in `EngineOutput`.
+        events: the text taken apart, where the request came with a parser: `text` is then as the
+            model wrote it, and what a stop string cuts off is left out of the events alone.
     """
 
     index: int
@@ -199,6 +202,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     error: str | None = None
     error_param: str | None = None
+    events: list[Event] | None = None
 
     @property
     def finished(self) -> bool:

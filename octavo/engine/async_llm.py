@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -27,7 +27,7 @@ from octavo.engine.core_client import AsyncCoreClient
 from octavo.engine.core_launch import CoreHandle, CoreLink
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
 from octavo.engine.metrics import CacheInfo, EngineMetrics
-from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.output_processor import OutputProcessor, ParserOf
 from octavo.engine.output_stream import OutputStream
 from octavo.engine.socket_client import SocketClient
 from octavo.errors import DuplicateIdError, EngineDeadError, RequestError
@@ -156,9 +156,13 @@ class AsyncLLM:
         priority: int = 0,
         service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
+        parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request as they come (`SamplingParams.output_kind`). A slow reader
         gets fewer, larger ones. Leaving the generator aborts the request.
+
+        With `parser_of`, answers are taken apart (`CompletionOutput.events`), and stop strings are
+        searched in content alone.
 
         Raises:
             RequestError: the request is wrong, or its id is in use.
@@ -178,7 +182,7 @@ class AsyncLLM:
             cache_salt=cache_salt,
         )
         request = await self._in_thread(process, request_id, prompt, params)
-        stream = self._open(request)
+        stream = self._open(request, parser_of)
         try:
             await self._submit(request)
             while True:
@@ -227,7 +231,8 @@ class AsyncLLM:
         aborted = self._output_processor.abort_requests([request_id])
         for output in aborted.request_outputs:
             self._deliver(output)
-        await self._abort_in_core(list(aborted.to_abort), "api")
+        self._count_aborts(aborted.to_abort, "api")
+        await self._client.abort_requests(list(aborted.to_abort))
 
     async def check_num_chars(self, num_chars: int, param: str) -> None:
         """Refuse a text that cannot fit before it is tokenized. Raises PromptTooLongError."""
@@ -288,7 +293,7 @@ class AsyncLLM:
 
     # ---------------------------------------------------------------- ends
 
-    def _open(self, request: ProcessedRequest) -> OutputStream:
+    def _open(self, request: ProcessedRequest, parser_of: ParserOf | None = None) -> OutputStream:
         """Expect a request's outputs, until `_end`. Raises DuplicateIdError, EngineDeadError."""
         self._ensure_accepting()
         request_id = request.request_id
@@ -297,7 +302,7 @@ class AsyncLLM:
                 f"request_id={request_id!r} is in use; wait for its end or choose another",
                 param="request_id",
             )
-        self._output_processor.add_request(request)
+        self._output_processor.add_request(request, parser_of)
         stream = self._streams[request_id] = OutputStream(request.params.output_kind)
         self._idle.clear()
         self.metrics.add_requests(request.engine_requests)
@@ -318,19 +323,18 @@ class AsyncLLM:
         finally:
             self._end(request.request_id)
 
-    async def _abort_in_core(self, engine_ids: list[str], reason: str) -> None:
+    def _count_aborts(self, engine_ids: Iterable[str], reason: str) -> None:
         for engine_id in engine_ids:
             self.metrics.finish_request(engine_id, FinishReason.ABORT, abort_reason=reason)
-        await self._client.abort_requests(engine_ids)
 
     def _end(self, request_id: str) -> None:
         """A generator was left: abort what still runs."""
         self._streams.pop(request_id, None)
         aborted = self._output_processor.abort_requests([request_id])
         if aborted.to_abort:
+            self._count_aborts(aborted.to_abort, self._abort_reason)
             # The generator may be closing: nothing may be awaited here.
-            abort = self._abort_in_core(list(aborted.to_abort), self._abort_reason)
-            task = asyncio.ensure_future(abort)
+            task = asyncio.ensure_future(self._client.abort_requests(list(aborted.to_abort)))
             self._aborts.add(task)
             task.add_done_callback(self._aborts.discard)
             task.add_done_callback(_log_failure)

@@ -11,6 +11,7 @@ Equal scores go to the earlier beam, then to the lower id.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ from octavo.errors import RequestError
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
+
+_BEAM_SUFFIX = re.compile(r"-beam-\d+-\d+\Z")  # of `BeamSearch._request_id`
 
 
 @dataclass(slots=True, kw_only=True)
@@ -260,6 +263,11 @@ class BeamSearch:
         if hypothesis.finish_reason == "stop" and not self._params.include_stop_str_in_output:
             return token_ids[:-1]
         return token_ids
+
+
+def search_id_of(request_id: str) -> str:
+    """The id of the search that an engine request belongs to; an id of no search stays."""
+    return _BEAM_SUFFIX.sub("", request_id)
 
 
 def begin_beam_search(

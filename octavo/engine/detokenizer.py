@@ -14,11 +14,13 @@ how many tokens a step brings:
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.contracts.answer_events import Content, Event
 from octavo.contracts.sampling_params import SamplingParams
+from octavo.engine.parsers.parser import OutputParser
 from octavo.engine.stop_regex import RegexMatcher
 
 if TYPE_CHECKING:
@@ -34,11 +36,13 @@ class Piece:
         num_tokens: how many of the tokens belong to the output; fewer than were given where a stop
             string ended it.
         stop: the stop string, or regex, that ended it, or None.
+        events: what a parser said of the text.
     """
 
     text: str
     num_tokens: int
     stop: str | None = None
+    events: Sequence[Event] = ()
 
 
 class Detokenizer:
@@ -51,19 +55,10 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._tokenizer = tokenizer
-        self._hidden: frozenset[int] = frozenset()
-        if params.skip_special_tokens:
-            shown = params.shown_special_token_ids or ()
-            self._hidden = tokenizer.all_special_ids.difference(shown)
+        self._text = _TokenText(tokenizer, params)
+        self._search = _StopSearch(params)
         self._keep_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._matchers: list[_StopMatcher | RegexMatcher] = [
-            *map(_StopMatcher, dict.fromkeys(params.stop_strings)),
-            *map(RegexMatcher, dict.fromkeys(params.stop_regexes)),
-        ]
-        self._held = ""  # the longest end of the text that may become part of a stop
         self._num_tokens = 0
 
     def push(
@@ -79,52 +74,79 @@ class Detokenizer:
         """
         body = token_ids[:-1] if stop_token else token_ids
         shown: list[str] = []
-        if not self._matchers:
-            shown.append(self._decode(body))
-        for i, token_id in enumerate(body if self._matchers else ()):
+        if not self._search.is_needed:
+            shown.append(self._text.decode(body))
+        for i, token_id in enumerate(body if self._search.is_needed else ()):
             self._num_tokens += 1
-            text = self._decode((token_id,))
-            end, length, stop = self._find_stop(text)
+            text, stop = self._search.push(
+                self._text.decode((token_id,)), may_stop=self._num_tokens > self._min_tokens
+            )
+            shown.append(text)
             if stop is not None:
-                whole = self._held + text[:end]
-                self._held = ""
-                shown.append(whole if self._keep_stop else whole[: len(whole) - length])
                 return Piece("".join(shown), i + 1, stop)
-            shown.append(self._hold(text))
         if finished:
-            shown.append(self._held)
-            self._held = ""
+            shown.append(self._search.flush())
         if stop_token and self._keep_stop:
-            shown.append(self._decode(token_ids[-1:]))
+            shown.append(self._text.decode(token_ids[-1:]))
         return Piece("".join(shown), len(token_ids))
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        token_bytes, hidden = self._tokenizer.token_bytes, self._hidden
-        data = b"".join([token_bytes(i) for i in token_ids if i not in hidden])
-        return self._decoder.decode(data)
 
-    def _find_stop(self, text: str) -> tuple[int, int, str | None]:
-        """Advance all matchers over `text`: where the first stop ends, its length, and which it
-        is."""
-        first, longest, found = len(text), 0, None
-        for matcher in self._matchers:
-            position = 0
-            while (match := matcher.advance(text, position)) is not None:
-                end, length = match
-                if self._num_tokens > self._min_tokens:
-                    if end < first or (end == first and length > longest):
-                        first, longest, found = end, length, matcher.name
-                    break
-                position = end
-        return first, longest, found
+class ParsingDetokenizer:
+    """The text of one completion, taken apart by a parser: stops are searched in content alone, in
+    each stretch of it. Reasoning and calls are passed on as they are.
 
-    def _hold(self, text: str) -> str:
-        """Append `text` to what is withheld; returns what no stop can reach any more."""
-        keep = max(matcher.num_held for matcher in self._matchers)
-        self._held += text
-        cut = len(self._held) - keep
-        safe, self._held = self._held[:cut], self._held[cut:]
-        return safe
+    The token that brings a stop is the one with which the parser says that content: it withholds
+    what may be a marker.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, parser: OutputParser) -> None:
+        self._text = _TokenText(tokenizer, params)
+        self._search = _StopSearch(params)
+        self._parser = parser
+        self._keep_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._num_tokens = 0
+
+    def push(
+        self, token_ids: Sequence[int], *, stop_token: bool = False, finished: bool = False
+    ) -> Piece:
+        """As `Detokenizer.push`; `text` is as the model wrote it, without regard to stops."""
+        body = token_ids[:-1] if stop_token and not self._keep_stop else token_ids
+        texts: list[str] = []
+        events: list[Event] = []
+        # Without stops it does not matter where tokens end.
+        groups = [(i,) for i in body] if self._search.is_needed else [body]
+        for count, ids in enumerate(groups, start=1):
+            self._num_tokens += len(ids)
+            texts.append(self._text.decode(ids))
+            stop = self._take(self._parser.feed(texts[-1]), events)
+            if stop is not None:
+                return Piece("".join(texts), count, stop, events)
+        stop = None
+        if finished:
+            stop = self._take(self._parser.finish(), events)
+            self._flush(events)
+        return Piece("".join(texts), len(token_ids), stop, events)
+
+    def _take(self, said: Iterable[Event], events: list[Event]) -> str | None:
+        """Add what the parser said, up to a stop, which is returned."""
+        for event in said:
+            if isinstance(event, Content):
+                may_stop = self._num_tokens > self._min_tokens
+                text, stop = self._search.push(event.text, may_stop=may_stop)
+                if text:
+                    events.append(Content(text))
+                if stop is not None:
+                    return stop
+            else:
+                self._flush(events)
+                events.append(event)
+        return None
+
+    def _flush(self, events: list[Event]) -> None:
+        """A stretch of content is over."""
+        if held := self._search.flush():
+            events.append(Content(held))
 
 
 class IdsOnly:
@@ -137,9 +159,88 @@ class IdsOnly:
         return Piece("", len(token_ids))
 
 
-def make_detokenizer(tokenizer: Tokenizer, params: SamplingParams) -> Detokenizer | IdsOnly:
-    """The detokenizer that `params` asks for."""
-    return Detokenizer(tokenizer, params) if params.detokenize else IdsOnly()
+def make_detokenizer(
+    tokenizer: Tokenizer, params: SamplingParams, parser: OutputParser | None = None
+) -> Detokenizer | ParsingDetokenizer | IdsOnly:
+    """The detokenizer that `params` asks for, with a parser if there is one."""
+    if not params.detokenize:
+        return IdsOnly()
+    if parser is not None:
+        return ParsingDetokenizer(tokenizer, params, parser)
+    return Detokenizer(tokenizer, params)
+
+
+class _TokenText:
+    """Ids to text, whole characters at a time."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._hidden: frozenset[int] = frozenset()
+        if params.skip_special_tokens:
+            shown = params.shown_special_token_ids or ()
+            self._hidden = tokenizer.all_special_ids.difference(shown)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        token_bytes, hidden = self._token_bytes, self._hidden
+        data = b"".join([token_bytes(i) for i in token_ids if i not in hidden])
+        return self._decoder.decode(data)
+
+
+class _StopSearch:
+    """Stop strings and regexes in text that comes in pieces.
+
+    Attributes:
+        is_needed: there are any.
+    """
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._strings = list(dict.fromkeys(params.stop_strings))
+        self._regexes = list(dict.fromkeys(params.stop_regexes))
+        self._keep_stop = params.include_stop_str_in_output
+        self._held = ""  # the longest end of the text that may become part of a stop
+        self._is_fresh = True
+        self._matchers = self._new_matchers()
+        self.is_needed = bool(self._matchers)
+
+    def push(self, text: str, *, may_stop: bool) -> tuple[str, str | None]:
+        """What of the text so far can be shown now, and the stop that ends it."""
+        if not self.is_needed:
+            return text, None
+        self._is_fresh = False
+        end, length, stop = self._find_stop(text, may_stop=may_stop)
+        self._held += text[:end]
+        keep = max(matcher.num_held for matcher in self._matchers)
+        if stop is not None:
+            keep = 0 if self._keep_stop else length
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], "" if stop is not None else self._held[cut:]
+        return shown, stop
+
+    def flush(self) -> str:
+        """The text is over: what was withheld. Another may begin."""
+        held, self._held = self._held, ""
+        if not self._is_fresh:
+            self._matchers, self._is_fresh = self._new_matchers(), True
+        return held
+
+    def _new_matchers(self) -> list[_StopMatcher | RegexMatcher]:
+        return [*map(_StopMatcher, self._strings), *map(RegexMatcher, self._regexes)]
+
+    def _find_stop(self, text: str, *, may_stop: bool) -> tuple[int, int, str | None]:
+        """Advance all matchers over `text`: where the first stop ends, its length, and which it
+        is."""
+        first, longest, found = len(text), 0, None
+        for matcher in self._matchers:
+            position = 0
+            while (match := matcher.advance(text, position)) is not None:
+                end, length = match
+                if may_stop:
+                    if end < first or (end == first and length > longest):
+                        first, longest, found = end, length, matcher.name
+                    break
+                position = end
+        return first, longest, found
 
 
 class _StopMatcher:

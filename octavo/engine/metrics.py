@@ -111,6 +111,7 @@ class _Sequence:
         "first_token",
         "group",
         "last_token",
+        "num_cached",
         "num_generated",
         "num_prompt",
         "scheduled",
@@ -120,10 +121,24 @@ class _Sequence:
         self.arrival = request.arrival_time
         self.num_prompt = len(request.prompt_token_ids)
         self.group = group
+        self.num_cached = 0
         self.num_generated = 0
         self.scheduled: float | None = None
         self.first_token = 0.0
         self.last_token = 0.0
+
+    def finished(self, request_id: str, reason: FinishReason) -> FinishedSequence:
+        return FinishedSequence(
+            request_id=request_id,
+            reason=reason,
+            num_prompt_tokens=self.num_prompt,
+            num_generated_tokens=self.num_generated,
+            num_cached_tokens=self.num_cached,
+            arrival=self.arrival,
+            scheduled=self.scheduled,
+            first_token=self.first_token if self.num_generated else None,
+            last_token=self.last_token if self.num_generated else None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +149,28 @@ class CacheInfo:
     num_blocks: int
     dtype: str
     enable_prefix_caching: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSequence:
+    """What was measured of an engine request that has ended.
+
+    Attributes:
+        num_prompt_tokens, num_generated_tokens: of this sequence; of n completions each has the
+            prompt.
+        scheduled, first_token, last_token: None where it did not come so far.
+        num_cached_tokens: prompt tokens that came from the prefix cache.
+    """
+
+    request_id: str
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_cached_tokens: int
+    arrival: float
+    scheduled: float | None
+    first_token: float | None
+    last_token: float | None
 
 
 class EngineMetrics:
@@ -151,11 +188,13 @@ class EngineMetrics:
         finished, aborted: engine requests that ended, by reason.
         on_started: called once with the id of every engine request, at its first token or at its
             end without one: it no longer waits.
+        on_finished: called once for every engine request, at its end.
     """
 
     def __init__(self, *, max_model_len: int, cache: CacheInfo | None = None) -> None:
         self.cache = cache
         self.on_started: Callable[[str], None] | None = None
+        self.on_finished: Callable[[FinishedSequence], None] | None = None
         self.stats = SchedulerStats()
         self.finished = {str(reason): 0 for reason in FinishReason}
         self.aborted = dict.fromkeys(ABORT_REASONS, 0)
@@ -187,6 +226,7 @@ class EngineMetrics:
                 continue
             if output.queue_time is not None:
                 sequence.scheduled = sequence.arrival + output.queue_time
+                sequence.num_cached = output.num_cached_tokens
             if output.new_token_ids:
                 if sequence.num_generated:
                     inter_token.observe(now - sequence.last_token)
@@ -241,6 +281,8 @@ class EngineMetrics:
                 per_token = decode / (sequence.num_generated - 1)
                 observe("request_time_per_output_token_seconds", per_token)
         self._end_in_group(sequence)
+        if self.on_finished is not None:
+            self.on_finished(sequence.finished(request_id, reason))
 
     def _end_in_group(self, sequence: _Sequence) -> None:
         group = sequence.group

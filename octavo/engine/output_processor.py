@@ -6,10 +6,11 @@ is told to abort the rest of it, and tokens that were already on their way are d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from octavo.contracts.answer_events import Event, joined
 from octavo.contracts.logprobs import FlatLogprobs
 from octavo.contracts.messages import (
     CompletionOutput,
@@ -20,8 +21,9 @@ from octavo.contracts.messages import (
     RequestOutput,
 )
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
-from octavo.engine.detokenizer import make_detokenizer
+from octavo.engine.detokenizer import Piece, make_detokenizer
 from octavo.engine.input_processor import ProcessedRequest
+from octavo.engine.parsers.parser import OutputParser
 from octavo.errors import DuplicateIdError
 from octavo.log import get_logger
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 
 logger = get_logger(__name__)
+
+ParserOf = Callable[[], OutputParser]
+"""Makes the parser of one completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,8 @@ class OutputProcessor:
         """Their ids, in order of arrival."""
         return list(self._requests)
 
-    def add_request(self, request: ProcessedRequest) -> None:
-        """Expect outputs for `request`.
+    def add_request(self, request: ProcessedRequest, parser_of: ParserOf | None = None) -> None:
+        """Expect outputs for `request`, and take its completions apart with a parser each.
 
         Raises:
             DuplicateIdError: one of its ids is in use.
@@ -79,7 +84,7 @@ class OutputProcessor:
                 f"request_id={request.request_id!r} is in use; wait for its end or choose another",
                 param="request_id",
             )
-        state = _Request(request, self._tokenizer)
+        state = _Request(request, self._tokenizer, parser_of)
         self._requests[request.request_id] = state
         self._completions.update(zip(engine_ids, state.completions))
 
@@ -151,7 +156,9 @@ def _best(outputs: list[CompletionOutput], count: int) -> list[CompletionOutput]
 class _Request:
     """One request of the user: its n completions and how they are reported."""
 
-    def __init__(self, request: ProcessedRequest, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, request: ProcessedRequest, tokenizer: Tokenizer, parser_of: ParserOf | None
+    ) -> None:
         self.request_id = request.request_id
         self.prompt = request.prompt
         self.prompt_token_ids = request.prompt_token_ids
@@ -167,7 +174,14 @@ class _Request:
             self.prompt_logprobs = _no_logprobs(request.params)
             self.prompt_logprobs += [None] * min(num_without, len(self.prompt_token_ids))
         self.completions = [
-            _Completion(self, index, r.request_id, request.params, tokenizer)
+            _Completion(
+                self,
+                index,
+                r.request_id,
+                request.params,
+                tokenizer,
+                None if parser_of is None else parser_of(),
+            )
             for index, r in enumerate(request.engine_requests)
         ]
         self.num_unfinished = len(self.completions)
@@ -218,14 +232,16 @@ class _Completion:
         engine_id: str,
         params: SamplingParams,
         tokenizer: Tokenizer,
+        parser: OutputParser | None,
     ) -> None:
         self.request = request
         self.index = index
         self.engine_id = engine_id
         self.changed = False
-        self._detokenizer = make_detokenizer(tokenizer, params)
+        self._detokenizer = make_detokenizer(tokenizer, params, parser)
         self._tokenizer = tokenizer if params.detokenize else None
         self._pieces: list[str] = []  # of the text; for deltas, of what is not reported yet
+        self._events: list[Event] | None = None if parser is None else []  # the same, taken apart
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] | None = (
             None if params.logprobs is None else _no_logprobs(params)
@@ -264,7 +280,7 @@ class _Completion:
         piece = self._detokenizer.push(
             output.new_token_ids, stop_token=ended is FinishReason.STOP, finished=ended is not None
         )
-        self._pieces.append(piece.text)
+        self._show(piece)
         self._token_ids += output.new_token_ids[: piece.num_tokens]
         if self._cumulative_logprob is not None and output.logprobs is not None:
             self._take_logprobs(output.logprobs, piece.num_tokens)
@@ -282,7 +298,7 @@ class _Completion:
     def abort(self) -> None:
         """End it here and now; what the detokenizer withholds is shown."""
         self.changed = True
-        self._pieces.append(self._detokenizer.push((), finished=True).text)
+        self._show(self._detokenizer.push((), finished=True))
         self.finish_reason = FinishReason.ABORT
 
     def report(self, delta: bool) -> CompletionOutput:
@@ -292,6 +308,8 @@ class _Completion:
         self.changed = False
         text = "".join(self._pieces)
         self._pieces = [] if delta else [text]
+        events = None if self._events is None else joined(self._events)
+        self._events = [] if delta and events is not None else events
         return CompletionOutput(
             index=self.index,
             text=text,
@@ -302,7 +320,13 @@ class _Completion:
             stop_reason=self._stop_reason,
             error=self._error,
             error_param=self._error_param,
+            events=events,
         )
+
+    def _show(self, piece: Piece) -> None:
+        self._pieces.append(piece.text)
+        if self._events is not None:
+            self._events += piece.events
 
     def _take_logprobs(self, rows: LogprobRows, num_tokens: int) -> None:
         if self._logprobs is not None:

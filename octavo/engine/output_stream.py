@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from octavo.contracts.answer_events import joined as joined_events
 from octavo.contracts.messages import RequestOutput
 from octavo.contracts.sampling_params import RequestOutputKind
 
@@ -58,6 +59,8 @@ def joined(old: RequestOutput, new: RequestOutput) -> RequestOutput:
             completion.token_ids = before.token_ids + completion.token_ids
             if before.logprobs is not None:
                 completion.logprobs = before.logprobs + (completion.logprobs or [])
+            if before.events is not None:
+                completion.events = joined_events(before.events + (completion.events or []))
         outputs[completion.index] = completion
     new.outputs = [outputs[i] for i in sorted(outputs)]
     if new.prompt_logprobs is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from octavo.engine.parsers.events import CallArguments, CallBegin, Event
+from octavo.contracts.answer_events import CallArguments, CallBegin, Event
 from octavo.engine.parsers.formats import ToolFormat
 from octavo.engine.parsers.parser import MarkedParser, functions_of
 from octavo.engine.parsers.sections import JsonCalls

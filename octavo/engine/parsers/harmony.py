@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from octavo.engine.parsers.events import (
+from octavo.contracts.answer_events import (
     CallArguments,
     CallBegin,
     Content,

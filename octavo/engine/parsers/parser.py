@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from octavo.engine.parsers.events import Content, Event, Reasoning, joined
+from octavo.contracts.answer_events import Content, Event, Reasoning, joined
 from octavo.engine.parsers.formats import (
     HARMONY,
     REASONING_FORMATS,

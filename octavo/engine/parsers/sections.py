@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from octavo.engine.parsers.events import CallArguments, CallBegin, Content, Event
+from octavo.contracts.answer_events import CallArguments, CallBegin, Content, Event
 from octavo.engine.parsers.json_scanner import WHITESPACE, JsonContainer, JsonError, JsonObject
 from octavo.engine.parsers.pythonic import CallScanner, PythonicError, parse_call
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.contracts.messages import ServiceClass
 from octavo.entrypoints.openai import chat, completions
-from octavo.entrypoints.openai.admission import Admission
 from octavo.entrypoints.openai.endpoint import Call
 from octavo.entrypoints.openai.errors import as_api_error, bad_request
+from octavo.entrypoints.openai.record import RequestRecord
 from octavo.entrypoints.openai.sse import EventStream
 from octavo.log import get_logger
 
@@ -42,17 +42,14 @@ class LineAnswer(NamedTuple):
 
 
 class LineAnswers:
-    """Answers requests of batches by a server's endpoints.
-
-    They count in an account of their own: interactive requests are not refused for them.
-    """
+    """Answers requests of batches by a server's endpoints."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._admission = Admission()
 
     async def answer(self, url: str, body: bytes, owner: str | None) -> LineAnswer:
-        """The answer to one request. While the server cannot take requests, this waits.
+        """The answer to one request. While the server cannot take it, or the key may not use more
+        tokens, this waits.
 
         Args:
             url: of `ENDPOINTS`.
@@ -62,7 +59,7 @@ class LineAnswers:
             request_id = uuid.uuid4().hex
             response, code = await self._respond(ENDPOINTS[url], body, owner, request_id)
             # That an administrator ended it is an answer; that it is not the time for it is none.
-            if response.status_code != 503 or code == "aborted":
+            if response.status_code not in (429, 503) or code == "aborted":
                 return LineAnswer(response.status_code, request_id, bytes(response.body))
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -70,6 +67,8 @@ class LineAnswers:
         self, route: APIRoute, body: bytes, owner: str | None, request_id: str
     ) -> tuple[Response, str | None]:
         """(response, the code of an error)."""
+        key = next((key for key in self._server.keys if key.name == owner), None)
+        record = RequestRecord(request_id=request_id, key=key)
         scope: dict[str, Any] = {
             "type": "http",
             "method": "POST",
@@ -79,9 +78,10 @@ class LineAnswers:
             "headers": [(b"content-type", b"application/json")],
             "octavo.request_id": request_id,
             "octavo.key": owner,
+            "octavo.record": record,
         }
         try:
-            with self._admission.enter() as ticket:
+            with self._server.batch_admission.enter(record) as ticket:
                 response = await route.handler(
                     Call(
                         server=self._server,

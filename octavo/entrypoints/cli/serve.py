@@ -85,13 +85,17 @@ async def _serve(
         from octavo.entrypoints.batches.service import batch_folder
         from octavo.entrypoints.openai import http_server
         from octavo.entrypoints.openai.app import build_app
+        from octavo.entrypoints.openai.keys import configured_keys
+        from octavo.entrypoints.openai.reload import reload_at_hangup
         from octavo.entrypoints.openai.state import serve_engine
 
+        keys = configured_keys(config, engine_config.scheduler.scheduling_policy)
+        reload_at_hangup(config, keys)
         engine = await _started(starting, stop)
         if engine is None:
             return 0
         config = replace(config, batch_dir=batch_folder(config, engine.config.model.model))
-        server = serve_engine(engine, config)
+        server = serve_engine(engine, config, keys)
         app = build_app(server)
         gc.freeze()  # what has been loaded stays: no collection looks at it again
         serve_app = partial(
@@ -110,6 +114,7 @@ async def _serve(
         others = FrontEnds(config, core, socks[1:])
         with contextlib.closing(others.listen()) as private:
             others.start()
+            reload_at_hangup(config, keys, others)
             server.siblings = others.http_addresses
             return await serve_app(private=(app, private), others=others)
     finally:
@@ -140,7 +145,7 @@ def _removed_at_exit(path: str | None) -> Iterator[None]:
 
 
 def _warn_if_open(config: ServerConfig) -> None:
-    if config.uds is not None or config.api_key or config.host == "localhost":
+    if config.uds is not None or config.has_keys or config.host == "localhost":
         return
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(config.host).is_loopback:
@@ -160,7 +165,7 @@ def banner(server: Server, plan: MemoryPlan, sock: socket.socket) -> str:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])
         shown = url = f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
         curl = "curl"
-    auth = "-H 'Authorization: Bearer KEY' " if server.config.api_key else ""
+    auth = "-H 'Authorization: Bearer KEY' " if server.config.has_keys else ""
     body = {
         "model": next(iter(server.models)),
         "messages": [{"role": "user", "content": "What is the capital of France?"}],

@@ -3,6 +3,8 @@ that are not parsed yet are counted.
 
 A request counts as one from its first byte on, then as the sequences that it really asks for,
 each until its first token. What is over the limits is told to come again.
+
+What its sequences used is written into the request's record, and taken from its key's account.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 
+from octavo.engine.beam_search import search_id_of
+from octavo.engine.metrics import FinishedSequence
 from octavo.entrypoints.openai.errors import APIError, unavailable
+from octavo.entrypoints.openai.record import RequestRecord
 
 
 class Admission:
@@ -43,31 +48,46 @@ class Admission:
         self.num_body_bytes = 0
         self._num_unread = 0
         self._waiting: dict[str, int] = {}  # id of the engine request → prompt tokens
+        self._records: dict[str, RequestRecord] = {}  # the same, until the HTTP request has ended
 
     @property
     def num_reqs(self) -> int:
         """Sequences that wait; of a request whose body is being read, one."""
         return self._num_unread + len(self._waiting)
 
-    def enter(self, *, queued: bool = True) -> Ticket:
+    def enter(self, record: RequestRecord, *, queued: bool = True) -> Ticket:
         """A request begins; one that is not `queued` may always. Raises APIError 503."""
         if not queued:
-            return Ticket(self, is_read=True)
+            return Ticket(self, record, is_read=True)
         if self.draining:
             self.rejections["draining"] += 1
             raise unavailable("the server is stopping", "draining")
         self._check(1, 0)
         self._num_unread += 1
-        return Ticket(self, is_read=False)
+        return Ticket(self, record, is_read=False)
 
     def started(self, engine_id: str) -> None:
         """A sequence has had its first token, or ended without one."""
         self.num_tokens -= self._waiting.pop(engine_id, 0)
 
-    def _admit(self, prompt_tokens: Mapping[str, int]) -> None:
-        self._check(len(prompt_tokens), sum(prompt_tokens.values()))
+    def finished(self, sequence: FinishedSequence) -> None:
+        """A sequence has ended, however it did."""
+        engine_id = sequence.request_id
+        record = self._records.get(engine_id) or self._records.get(search_id_of(engine_id))
+        if record is not None:
+            record.add(sequence)
+
+    def _admit(self, prompt_tokens: Mapping[str, int], record: RequestRecord) -> None:
+        num_tokens = sum(prompt_tokens.values())
+        self._check(len(prompt_tokens), num_tokens)
+        record.take_prompt(num_tokens)
         self._waiting.update(prompt_tokens)
-        self.num_tokens += sum(prompt_tokens.values())
+        self.num_tokens += num_tokens
+        self._records.update(dict.fromkeys(prompt_tokens, record))
+
+    def _forget(self, engine_id: str) -> None:
+        self.started(engine_id)
+        self._records.pop(engine_id, None)
 
     def _take_body(self, num_bytes: int) -> None:
         held, most = self.num_body_bytes, self.max_body_bytes
@@ -89,8 +109,9 @@ class Admission:
 class Ticket:
     """One HTTP request's part of the account; a context manager that gives back what is left."""
 
-    def __init__(self, admission: Admission, *, is_read: bool) -> None:
+    def __init__(self, admission: Admission, record: RequestRecord, *, is_read: bool) -> None:
         self._admission = admission
+        self._record = record
         self._is_read = is_read
         self._num_body_bytes = 0
         self._ids: Iterable[str] = ()
@@ -112,10 +133,10 @@ class Ticket:
             prompt_tokens: id of each engine request to come → its prompt tokens.
 
         Raises:
-            APIError: 503.
+            APIError: 503; 429 where its key may not use so many tokens now.
         """
         self._read()
-        self._admission._admit(prompt_tokens)
+        self._admission._admit(prompt_tokens, self._record)
         self._ids = prompt_tokens
 
     def _read(self) -> None:
@@ -135,4 +156,4 @@ class Ticket:
         self._read()
         self.body_done()
         for engine_id in self._ids:
-            self._admission.started(engine_id)
+            self._admission._forget(engine_id)

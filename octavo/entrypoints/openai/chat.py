@@ -61,7 +61,7 @@ async def create_chat_completion(call: Call) -> Response | EventStream:
         "chatcmpl",
         max_tokens=max_tokens,
         logprobs=num_top,
-        shown_special_token_ids=() if parsing is None else parsing.shown_special_token_ids,
+        parsing=parsing,
     )
     generation = prepare([await render_chat(request, model)])
     chat = _Chat(request, generation, num_top, parsing)
@@ -122,7 +122,9 @@ class _Chat:
         parsed = self._parsed_of(c)
         return ChatChoice(
             index=c.index,
-            message=ChatMessage(content=c.text) if parsed is None else parsed.message(c.text),
+            message=ChatMessage(content=c.text)
+            if parsed is None
+            else parsed.message(c.events or ()),
             logprobs=self._logprobs(c),
             finish_reason=c.finish_reason
             if parsed is None
@@ -177,16 +179,14 @@ class _Chat:
             return None
         parsed = self._parsed.get(c.index)
         if parsed is None:
-            (prompt,) = self.generation.prompts
-            parsed = self._parsing.begin(prompt, self.generation.model.engine.tokenizer)
-            self._parsed[c.index] = parsed
+            parsed = self._parsed[c.index] = ChatOutput(self._parsing)
         return parsed
 
     def _delta(self, c: CompletionOutput) -> ChatDelta | None:
         """What is new in an output; None: nothing that can be told."""
         parsed = self._parsed_of(c)
         if parsed is not None:
-            return parsed.delta(c.text, finished=c.finished)
+            return parsed.delta(c.events or ())
         return ChatDelta(content=c.text) if c.text else None
 
     def _choice(self, c: CompletionOutput, delta: ChatDelta | None) -> ChatChunkChoice:

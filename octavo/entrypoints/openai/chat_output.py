@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from msgspec import UNSET
 
-from octavo.engine.parsers.events import CallArguments, CallBegin, Content, Event, Reasoning
+from octavo.contracts.answer_events import CallArguments, CallBegin, Content, Event, Reasoning
 from octavo.engine.parsers.forced import NamedCallParser, required_calls_parser
 from octavo.engine.parsers.formats import (
     detect_reasoning_format,
@@ -32,6 +32,7 @@ from octavo.entrypoints.openai.tool_choice import chosen_tools, forced_calls, fo
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from octavo.engine.output_processor import ParserOf
     from octavo.engine.tokenizer import Tokenizer
     from octavo.entrypoints.openai.protocol import ChatCompletionRequest
     from octavo.entrypoints.openai.state import EngineClient, ServedModel
@@ -111,10 +112,24 @@ class AnswerParsing:
     with_reasoning: bool = True
     short_ids: bool = False
 
-    def begin(self, prompt: Sequence[int], tokenizer: Tokenizer) -> ChatOutput:
-        """Expect one answer to this prompt."""
+    def parser_for(self, prompt: Sequence[int], tokenizer: Tokenizer) -> ParserOf:
+        """What makes the parser of an answer to this prompt."""
         end = tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
-        return ChatOutput(self, self.parser_of(end))
+        return partial(self.parser_of, end)
+
+    def wanted(self, events: Iterable[Event]) -> Iterator[Event]:
+        """The events that the request wants to hear of."""
+        for event in events:
+            if isinstance(event, Reasoning) and not self.with_reasoning:
+                continue
+            if isinstance(event, (CallBegin, CallArguments)) and self.one_call and event.index > 0:
+                continue
+            yield event
+
+    def new_call_id(self, prefix: str) -> str:
+        """An id for a call, with this prefix where the model's template takes any id."""
+        number = uuid4().hex
+        return number[:_MISTRAL_ID_LENGTH] if self.short_ids else prefix + number
 
 
 def answer_parsing(request: ChatCompletionRequest, model: ServedModel) -> AnswerParsing | None:
@@ -154,11 +169,10 @@ def answer_parsing(request: ChatCompletionRequest, model: ServedModel) -> Answer
 
 
 class ChatOutput:
-    """One answer of a request, taken apart as it comes."""
+    """One answer of a request, as a chat's message or the deltas of it."""
 
-    def __init__(self, parsing: AnswerParsing, parser: OutputParser) -> None:
+    def __init__(self, parsing: AnswerParsing) -> None:
         self._parsing = parsing
-        self._parser = parser
         self._num_calls = 0
 
     def finish_reason(self, reason: str | None) -> str | None:
@@ -167,19 +181,20 @@ class ChatOutput:
         is_call = self._num_calls > 0 and not self._parsing.is_named
         return "tool_calls" if is_call and reason == "stop" else reason
 
-    def delta(self, text: str, *, finished: bool) -> ChatDelta | None:
-        """What more text brought; None: nothing can be told yet."""
+    def delta(self, events: Iterable[Event]) -> ChatDelta | None:
+        """What more events brought; None: nothing can be told yet."""
         delta = ChatDelta()
         calls: dict[int, ToolCallDelta] = {}
-        for event in self._events(text, finished):
+        for event in self._parsing.wanted(events):
             if isinstance(event, Content):
                 delta.content = (delta.content or "") + event.text
             elif isinstance(event, Reasoning):
                 delta.reasoning = (delta.reasoning or "") + event.text
             elif isinstance(event, CallBegin):
+                self._num_calls = event.index + 1
                 calls[event.index] = ToolCallDelta(
                     index=event.index,
-                    id=self._new_id(),
+                    id=self._parsing.new_call_id("chatcmpl-tool-"),
                     type="function",
                     function=FunctionCallDelta(name=event.name),
                 )
@@ -190,9 +205,9 @@ class ChatOutput:
             delta.tool_calls = list(calls.values())
         return None if delta == ChatDelta() else delta
 
-    def message(self, text: str) -> ChatMessage:
+    def message(self, events: Iterable[Event]) -> ChatMessage:
         """The message that a whole answer is."""
-        delta = self.delta(text, finished=True) or ChatDelta()
+        delta = self.delta(events) or ChatDelta()
         message = ChatMessage(reasoning=delta.reasoning)
         if delta.tool_calls:
             message.tool_calls = [
@@ -207,19 +222,3 @@ class ChatOutput:
         elif not (delta.reasoning or delta.tool_calls):
             message.content = ""
         return message
-
-    def _events(self, text: str, finished: bool) -> Iterable[Event]:
-        """The events that the request wants to hear of."""
-        events = self._parser.feed(text)
-        for event in events + self._parser.finish() if finished else events:
-            if isinstance(event, Reasoning) and not self._parsing.with_reasoning:
-                continue
-            if isinstance(event, (CallBegin, CallArguments)):
-                if self._parsing.one_call and event.index > 0:
-                    continue
-                self._num_calls = event.index + 1
-            yield event
-
-    def _new_id(self) -> str:
-        number = uuid4().hex
-        return number[:_MISTRAL_ID_LENGTH] if self._parsing.short_ids else f"chatcmpl-tool-{number}"

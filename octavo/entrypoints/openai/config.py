@@ -48,6 +48,10 @@ class ServerConfig:
         "key that every request but /health needs; may be repeated; the environment variable "
         "OCTAVO_API_KEY (keys separated by commas) keeps it out of the process list",
     )
+    api_key_file: str | None = option(
+        None,
+        "JSON file of keys with names and limits, as docs/server.md has it; read again at SIGHUP",
+    )
     served_model_name: list[str] | None = option(
         None, "name of the model in the API; may be repeated; None: as --model gives it"
     )
@@ -91,6 +95,11 @@ class ServerConfig:
     )
     disable_fastapi_docs: bool = option(False, "no /docs and /openapi.json (the name is vLLM's)")
     log_level: LogLevel = option("info", "info has a line per request")
+
+    @property
+    def has_keys(self) -> bool:
+        """Does a request need a key?"""
+        return bool(self.api_key) or self.api_key_file is not None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

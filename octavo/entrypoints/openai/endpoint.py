@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from octavo.entrypoints.openai.admission import Ticket
     from octavo.entrypoints.openai.api_route import APIRoute
+    from octavo.entrypoints.openai.record import RequestRecord
     from octavo.entrypoints.openai.state import Server
 
 logger = get_logger(__name__)
@@ -47,6 +48,12 @@ class Call:
     body: bytes
     ticket: Ticket
     service_class: ServiceClass = ServiceClass.INTERACTIVE
+
+    @property
+    def record(self) -> RequestRecord:
+        """What the server knows of the request, whose it is for instance."""
+        record: RequestRecord = self.scope["octavo.record"]
+        return record
 
     def take_body(self) -> bytes:
         """The body, which is not kept: a request may take long, and have many bytes."""
@@ -82,7 +89,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server, route = self._server, self._route
-        with server.admission.enter(queued=route.queued) as ticket:
+        with server.admission.enter(scope["octavo.record"], queued=route.queued) as ticket:
             server.in_flight += 1
             try:
                 body = b""

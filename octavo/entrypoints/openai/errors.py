@@ -70,6 +70,8 @@ class APIError(Exception):
     def body(self) -> ErrorResponse:
         """The JSON body."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
+        if self.status == 429:
+            kind = "rate_limit_error"
         return ErrorResponse(
             error=ErrorBody(message=self.message, type=kind, param=self.param, code=self.code)
         )

@@ -44,6 +44,7 @@ async def _serve(
     from octavo.engine.core_launch import AttachedCore
     from octavo.entrypoints.openai import http_server
     from octavo.entrypoints.openai.app import build_app
+    from octavo.entrypoints.openai.reload import reload_at_hangup
     from octavo.entrypoints.openai.siblings import PassOn
     from octavo.entrypoints.openai.state import serve_engine
 
@@ -51,6 +52,7 @@ async def _serve(
     engine = await AsyncLLM.attach(AttachedCore(order.core_address))
     try:
         server = serve_engine(engine, order.config)
+        reload_at_hangup(order.config, server.keys)
         app = build_app(server)
         gc.freeze()
         return await http_server.serve(

@@ -107,9 +107,11 @@ class FrontEnds:
     def drain(self) -> None:
         """Let them end what they have begun; said twice: at once. None is started any more."""
         self._stopping = True
-        for process in self._processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM)
+
+    def reload(self) -> None:
+        """Let them read the files of the configuration again."""
+        self._signal(signal.SIGHUP)
 
     @property
     def running(self) -> int:
@@ -132,6 +134,11 @@ class FrontEnds:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
 
     async def _keep(self, order: Order) -> None:
         num_quick = 0

@@ -1,16 +1,16 @@
-"""What every request passes first: its id, the API key, and the count for /metrics."""
+"""What every request passes first: its id, its API key and what that may use, and the count for
+/metrics."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.record import RequestRecord
 from octavo.errors import shown
 from octavo.log import get_logger
 
@@ -44,8 +44,8 @@ class Gate:
     """ASGI middleware around the whole application.
 
     A valid X-Request-Id becomes the request's id and is echoed; an invalid one is replaced. The
-    application finds in the scope `octavo.request_id`, and `octavo.key`, which stands for the
-    request's key (None without keys).
+    application finds in the scope `octavo.request_id`, `octavo.key`, the name of the request's key
+    (None without keys), and `octavo.record`, its `RequestRecord`.
 
     Args:
         routes: paths that /metrics counts by name; all others are "other".
@@ -55,31 +55,26 @@ class Gate:
         self._app = app
         self._server = server
         self._routes = routes
-        self._keys = [_digest(key.encode()) for key in (server.config.api_key or ())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"no {scope['type']} here")
         started = time.monotonic()
-        request_id = _request_id(scope["headers"])
-        scope["octavo.request_id"] = request_id
-        key = _given_key(scope["headers"])
-        scope["octavo.key"] = self._name_of(key)
-        id_header = (b"x-request-id", request_id.encode())
+        record = RequestRecord(request_id=_request_id(scope["headers"]))
+        scope["octavo.request_id"], scope["octavo.record"] = record.request_id, record
+        id_header = (b"x-request-id", record.request_id.encode())
         status = CLIENT_GONE
 
         def send_with_id(message: Any) -> Awaitable[None]:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), id_header]
+                headers = [] if record.key is None else record.key.account.headers()
+                message["headers"] = [*message.get("headers", ()), *headers, id_header]
             return send(message)
 
         try:
-            if scope["path"] in OPEN_PATHS or self._is_authorized(key):
-                await self._app(scope, receive, send_with_id)
-            else:
-                await _unauthorized().response()(scope, receive, send_with_id)
+            await self._let_in(record, scope, receive, send_with_id)
         finally:
             self._count(scope, status)
             logger.info(
@@ -88,16 +83,29 @@ class Gate:
                 shown(scope["path"]),
                 status,
                 time.monotonic() - started,
-                request_id,
+                record.request_id,
             )
 
-    def _is_authorized(self, key: bytes | None) -> bool:
-        return not self._keys or (key is not None and _any_equal(self._keys, _digest(key)))
-
-    def _name_of(self, key: bytes | None) -> str | None:
-        """What stands for a key: the same for the same key, and no way back to it. None where the
-        server has no keys: then all requests are of one user."""
-        return _digest(key).hex()[:32] if self._keys and key is not None else None
+    async def _let_in(
+        self, record: RequestRecord, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        key = None
+        try:
+            if scope["path"] not in OPEN_PATHS and len(self._server.keys):
+                key = self._server.keys.find(_given_key(scope["headers"]))
+                if key is None:
+                    raise _unauthorized()
+                record.key = key
+                key.account.enter()
+        except APIError as error:
+            await error.response()(scope, receive, send)
+            return
+        scope["octavo.key"] = None if key is None else key.name
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if key is not None:
+                key.account.leave()
 
     def _count(self, scope: Scope, status: int) -> None:
         route = scope["path"] if scope["path"] in self._routes else "other"
@@ -106,30 +114,17 @@ class Gate:
         counts[key] = counts.get(key, 0) + 1
 
 
-def _any_equal(keys: Sequence[bytes], digest: bytes) -> bool:
-    """Is `digest` among `keys`? All are compared, each in constant time."""
-    equal = False
-    for key in keys:
-        equal |= hmac.compare_digest(key, digest)
-    return equal
-
-
-def _digest(key: bytes) -> bytes:
-    """Digests are compared, so that the length of a key does not show either."""
-    return hashlib.sha256(key).digest()
-
-
-def _given_key(headers: Headers) -> bytes | None:
+def _given_key(headers: Headers) -> bytes:
     """The one key in `Authorization: Bearer KEY` or `x-api-key: KEY` (as Anthropic's clients send
-    it); None: there is none, or more than one."""
+    it); empty: there is none, or more than one."""
     keys = []
     for name, value in headers:
         if name == b"authorization":
             scheme, _, token = value.partition(b" ")
-            keys.append(token.strip() if scheme.lower() == b"bearer" else None)
+            keys.append(token.strip() if scheme.lower() == b"bearer" else b"")
         elif name == b"x-api-key":
             keys.append(value.strip())
-    return keys[0] if len(keys) == 1 else None
+    return keys[0] if len(keys) == 1 else b""
 
 
 def _request_id(headers: Headers) -> str:

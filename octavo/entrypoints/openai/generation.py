@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from octavo.contracts.beam_search_params import BeamSearchParams
     from octavo.contracts.messages import CompletionOutput, RequestOutput, ServiceClass
     from octavo.contracts.sampling_params import SamplingParams
+    from octavo.engine.output_processor import ParserOf
     from octavo.entrypoints.openai.admission import Ticket
+    from octavo.entrypoints.openai.chat_output import AnswerParsing
     from octavo.entrypoints.openai.endpoint import Call
     from octavo.entrypoints.openai.protocol import GenerationRequest
     from octavo.entrypoints.openai.state import ServedModel, Server
@@ -42,6 +44,7 @@ class Generation:
             fits the model if that is less (or if there is no default).
         public_id: the `id` of the response.
         beams: where a beam search is asked for; of `params` only n and max_tokens count then.
+        parsing: how the answers are taken apart; None: they are not.
     """
 
     prompts: list[list[int]]
@@ -55,6 +58,7 @@ class Generation:
     service_class: ServiceClass
     cache_salt: str | None
     beams: BeamSearchParams | None = None
+    parsing: AnswerParsing | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -151,11 +155,17 @@ class Generation:
             priority=self.priority,
             service_class=self.service_class,
             cache_salt=self.cache_salt,
+            parser_of=self._parser_of(i),
         )
+
+    def _parser_of(self, i: int) -> ParserOf | None:
+        if self.parsing is None:
+            return None
+        return self.parsing.parser_for(self.prompts[i], self.model.engine.tokenizer)
 
     async def _search(self, i: int, beams: BeamSearchParams) -> AsyncGenerator[RequestOutput, None]:
         # Its beams have ids of their own: the ticket counts them as waiting until the end.
-        yield await self.model.engine.beam_search(
+        output = await self.model.engine.beam_search(
             {"prompt_token_ids": self.prompts[i]},
             msgspec.structs.replace(beams, max_tokens=self._params(i).max_tokens),
             self._ids[i],
@@ -166,6 +176,11 @@ class Generation:
             skip_special_tokens=self.params.skip_special_tokens
             and not self.params.shown_special_token_ids,
         )
+        if (parser_of := self._parser_of(i)) is not None:
+            for completion in output.outputs:
+                parser = parser_of()
+                completion.events = parser.feed(completion.text) + parser.finish()
+        yield output
 
     def _params(self, i: int) -> SamplingParams:
         if self.params.max_tokens is not None or self.default_max_tokens is None:
@@ -185,7 +200,7 @@ def begin(
     logprobs: int | None,
     default_max_tokens: int | None = None,
     prompt_logprobs: int | None = None,
-    shown_special_token_ids: Sequence[int] = (),
+    parsing: AnswerParsing | None = None,
 ) -> Callable[[list[list[int]]], Generation]:
     """Check all of a request but its prompts; the result takes these and makes the generation.
 
@@ -199,14 +214,7 @@ def begin(
     if request.prompt_logprobs is not None:
         limit = call.server.config.max_logprobs
         check_num_logprobs("prompt_logprobs", request.prompt_logprobs, limit)
-    priority = request.priority or 0
-    policy = model.engine.config.scheduler.scheduling_policy
-    if priority and policy != "priority":
-        raise bad_request(
-            f"priority={priority} has no effect under the scheduling policy {policy!r}; start "
-            "the server with --scheduling-policy priority",
-            "priority",
-        )
+    priority = _priority(call, request.priority, model)
     beams = beam_search_params(request, max_tokens=max_tokens)
     if beams is not None and prompt_logprobs is not None:
         raise bad_request("echo with logprobs does not go with use_beam_search", "echo")
@@ -216,7 +224,7 @@ def begin(
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        shown_special_token_ids=shown_special_token_ids,
+        shown_special_token_ids=() if parsing is None else parsing.shown_special_token_ids,
     )
     base = call.request_id if request.request_id is None else request.request_id
     if not is_request_id(base):
@@ -233,7 +241,24 @@ def begin(
         service_class=call.service_class,
         cache_salt=request.cache_salt,
         beams=beams,
+        parsing=parsing,
     )
+
+
+def _priority(call: Call, asked: int | None, model: ServedModel) -> int:
+    """What a request asks for, but no better than its key allows. Raises APIError."""
+    policy = model.engine.config.scheduler.scheduling_policy
+    if asked and policy != "priority":
+        raise bad_request(
+            f"priority={asked} has no effect under the scheduling policy {policy!r}; start "
+            "the server with --scheduling-policy priority",
+            "priority",
+        )
+    key = call.record.key
+    best = None if key is None else key.account.limits.priority
+    if best is None or policy != "priority":
+        return asked or 0
+    return best if asked is None else max(asked, best)
 
 
 def check_num_logprobs(name: str, value: int, limit: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -13,10 +13,18 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from octavo.engine.metrics import CORE_FAMILIES, PREFIX, collect
+from octavo.entrypoints.openai.keys import ApiKey
+from octavo.entrypoints.openai.quotas import REJECTIONS, KeyAccount
 from octavo.entrypoints.openai.state import Server
 
 if TYPE_CHECKING:
     from octavo.entrypoints.batches.service import BatchService
+
+_KEY_COUNTERS: tuple[tuple[str, str, Callable[[KeyAccount], int]], ...] = (
+    ("api_key_requests", "Requests let in, by API key.", lambda a: a.num_requests),
+    ("api_key_prompt_tokens", "Prompt tokens, by API key.", lambda a: a.prompt_tokens),
+    ("api_key_generation_tokens", "Generated tokens, by API key.", lambda a: a.generation_tokens),
+)
 
 
 class ServerCollector(Collector):
@@ -29,11 +37,15 @@ class ServerCollector(Collector):
         server = self._server
         yield from collect({name: engine.metrics for name, engine in server.engines.items()})
         rejections = CounterMetricFamily(
-            PREFIX + "admission_rejections", "Requests refused with 503.", labels=["reason"]
+            PREFIX + "admission_rejections", "Requests refused with 503 or 429.", labels=["reason"]
         )
         for reason, count in server.admission.rejections.items():
             rejections.add_metric([reason], count)
+        for reason in REJECTIONS:
+            refused = sum(key.account.rejections[reason] for key in server.keys)
+            rejections.add_metric([reason], refused)
         yield rejections
+        yield from _keys(server.keys)
         http = CounterMetricFamily(
             PREFIX + "http_requests", "HTTP requests.", labels=["route", "method", "status"]
         )
@@ -68,6 +80,24 @@ def _batches(batches: BatchService) -> Iterator[Metric]:
     for outcome, count in batches.num_finished.items():
         lines.add_metric([outcome], count)
     yield lines
+
+
+def _keys(keys: Iterable[ApiKey]) -> Iterator[Metric]:
+    """What each API key has used, by its name."""
+    for name, doc, read in _KEY_COUNTERS:
+        family = CounterMetricFamily(PREFIX + name, doc, labels=["key"])
+        for key in keys:
+            family.add_metric([key.name], read(key.account))
+        yield family
+    refused = CounterMetricFamily(
+        PREFIX + "api_key_rejections",
+        "Requests refused with 429, by API key.",
+        labels=["key", "reason"],
+    )
+    for key in keys:
+        for reason, count in key.account.rejections.items():
+            refused.add_metric([key.name, reason], count)
+    yield refused
 
 
 class MergedCollector(Collector):

@@ -14,6 +14,7 @@ from octavo.entrypoints.openai.admission import Admission
 from octavo.entrypoints.openai.chat_output import OutputFormats, output_formats
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.keys import KeyRing, configured_keys
 from octavo.entrypoints.openai.tokens import TokenTable
 from octavo.errors import shown
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from octavo.contracts.beam_search_params import BeamSearchParams
     from octavo.contracts.messages import RequestOutput
     from octavo.contracts.sampling_params import SamplingParams
-    from octavo.engine.metrics import EngineMetrics
+    from octavo.engine.metrics import EngineMetrics, FinishedSequence
+    from octavo.engine.output_processor import ParserOf
     from octavo.engine.tokenizer import Tokenizer
     from octavo.engine.wire import CoreInfo
     from octavo.entrypoints.batches.service import BatchService
@@ -54,6 +56,7 @@ class EngineClient(Protocol):
         priority: int = 0,
         service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
+        parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]: ...
     async def beam_search(
         self,
@@ -99,14 +102,17 @@ class Server:
 
     Attributes:
         models: served name → model; several names may share an engine. The first is the default.
+        keys: who may use it; without any, everybody.
         in_flight: requests that were let in and have not been answered to the end.
         http_requests: (route, method, status) → count, for /metrics.
         batches: files and batches; None: this server keeps none.
+        batch_admission: the account of their lines: nobody is refused because of these.
         siblings: paths of the private sockets of the front ends that this one speaks for.
     """
 
     models: Mapping[str, ServedModel]
     config: ServerConfig = field(default_factory=ServerConfig)
+    keys: KeyRing = field(default_factory=KeyRing)
     in_flight: int = 0
     http_requests: dict[tuple[str, str, int], int] = field(default_factory=dict)
     siblings: Sequence[str] = ()
@@ -123,9 +129,19 @@ class Server:
             from octavo.entrypoints.batches.service import BatchService
 
             self.batches = BatchService(self, Path(self.config.batch_dir))
+        self.batch_admission = Admission()
         self._serial = itertools.count()
         for engine in self.engines.values():
-            engine.metrics.on_started = self.admission.started
+            engine.metrics.on_started = self._started
+            engine.metrics.on_finished = self._finished
+
+    def _started(self, engine_id: str) -> None:
+        self.admission.started(engine_id)
+        self.batch_admission.started(engine_id)
+
+    def _finished(self, sequence: FinishedSequence) -> None:
+        self.admission.finished(sequence)
+        self.batch_admission.finished(sequence)
 
     def model(self, name: str | None) -> ServedModel:
         """The model that a request names. Raises APIError 404."""
@@ -155,21 +171,28 @@ class Server:
         return f"{public_id}-{next(self._serial):x}"
 
 
-def serve_engines(engines: Mapping[str, EngineClient], config: ServerConfig) -> Server:
+def serve_engines(
+    engines: Mapping[str, EngineClient], config: ServerConfig, keys: KeyRing | None = None
+) -> Server:
     """The state of a server of these names.
 
+    Args:
+        keys: who may use it; None: those of the configuration.
+
     Raises:
-        ConfigError: as `output_formats`.
+        ConfigError: as `output_formats` and `KeyRing`.
     """
+    if keys is None:
+        (policy,) = {engine.config.scheduler.scheduling_policy for engine in engines.values()}
+        keys = configured_keys(config, policy)
     models = {
         name: ServedModel(name, engine, output_formats(config, engine))
         for name, engine in engines.items()
     }
-    return Server(models, config)
+    return Server(models, config, keys)
 
 
-def serve_engine(engine: EngineClient, config: ServerConfig) -> Server:
-    """The state of a server of one engine, under its configured names. Raises as
-    `serve_engines`."""
+def serve_engine(engine: EngineClient, config: ServerConfig, keys: KeyRing | None = None) -> Server:
+    """The state of a server of one engine, under its configured names. As `serve_engines`."""
     names = config.served_model_name or [engine.config.model.model]
-    return serve_engines(dict.fromkeys(names, engine), config)
+    return serve_engines(dict.fromkeys(names, engine), config, keys)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from octavo.engine.parsers.events import ParsedMessage
+from octavo.contracts.answer_events import ParsedMessage
 from octavo.engine.parsers.forced import NamedCallParser, required_calls_parser
 from octavo.engine.parsers.parser import OutputParser
 

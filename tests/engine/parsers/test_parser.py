@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.engine.parsers.events import ParsedMessage
+from octavo.contracts.answer_events import ParsedMessage
 from octavo.engine.parsers.formats import (
     HARMONY,
     REASONING_FORMATS,

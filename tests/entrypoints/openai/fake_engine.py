@@ -33,7 +33,7 @@ from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.chat_messages import normal_messages
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.metrics import CacheInfo, EngineMetrics
-from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.output_processor import OutputProcessor, ParserOf
 from octavo.engine.wire import CoreInfo
 from octavo.errors import (
     ChatTemplateError,
@@ -202,6 +202,7 @@ class FakeEngine:
         priority: int = 0,
         service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
+        parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         if self._dead is not None:
             raise EngineDeadError(self._dead)
@@ -213,7 +214,7 @@ class FakeEngine:
             service_class=service_class,
             cache_salt=cache_salt,
         )
-        self._output.add_request(request)
+        self._output.add_request(request, parser_of)
         queue = self._queues[request_id] = asyncio.Queue()
         self.metrics.add_requests(request.engine_requests)
         text = self.tokenizer.decode(request.prompt_token_ids)

@@ -13,6 +13,7 @@ from typing import Any
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.http_server import serve
+from octavo.entrypoints.openai.keys import KeyRing
 from octavo.entrypoints.openai.sockets import bind
 from octavo.entrypoints.openai.state import Server, serve_engines
 from octavo.entrypoints.openai.stop_signal import StopSignal
@@ -117,11 +118,15 @@ class Running:
 
 @asynccontextmanager
 async def serving(
-    engine: FakeEngine | None = None, *, drain_seconds: float = 5.0, **config: Any
+    engine: FakeEngine | None = None,
+    *,
+    drain_seconds: float = 5.0,
+    keys: KeyRing | None = None,
+    **config: Any,
 ) -> AsyncIterator[Running]:
     """A server; at the end nothing may be in flight and the engine must be idle."""
     engine = engine or FakeEngine()
-    server = serve_engines({MODEL: engine}, ServerConfig(**config))
+    server = serve_engines({MODEL: engine}, ServerConfig(**config), keys)
     stop, ready = StopSignal(), asyncio.Event()
     with bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]

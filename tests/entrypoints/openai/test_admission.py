@@ -6,15 +6,18 @@ from hypothesis import strategies as st
 
 from octavo.entrypoints.openai.admission import Admission, Ticket
 from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.record import RequestRecord
+
+RECORD = RequestRecord(request_id="r")
 
 
 def test_a_request_is_counted_until_it_starts() -> None:
     admission = Admission(max_num_queued_reqs=3, max_num_queued_tokens=100)
-    with admission.enter() as ticket:
+    with admission.enter(RECORD) as ticket:
         assert (admission.num_reqs, admission.num_tokens) == (1, 0)
         ticket.admit({"0_a": 90, "1_a": 0})
         assert (admission.num_reqs, admission.num_tokens) == (2, 90)
-        with admission.enter() as other, pytest.raises(APIError) as caught:
+        with admission.enter(RECORD) as other, pytest.raises(APIError) as caught:
             other.admit({"b": 11})
         assert caught.value.status == 503
         admission.started("0_a")
@@ -32,9 +35,9 @@ def test_a_request_is_counted_until_it_starts() -> None:
 
 def test_what_is_not_queued_is_always_let_in() -> None:
     admission = Admission(max_num_queued_reqs=1, max_body_bytes=10)
-    with admission.enter():
+    with admission.enter(RECORD):
         admission.draining = True
-        with admission.enter(queued=False) as ticket:
+        with admission.enter(RECORD, queued=False) as ticket:
             assert admission.num_reqs == 1
             with pytest.raises(APIError, match="bytes of bodies"):
                 ticket.add_body(11)
@@ -43,11 +46,11 @@ def test_what_is_not_queued_is_always_let_in() -> None:
 
 def test_limits_of_requests() -> None:
     admission = Admission(max_num_queued_reqs=1)
-    with admission.enter():
+    with admission.enter(RECORD):
         with pytest.raises(APIError, match="queue is full: 1 requests wait of at most 1"):
-            admission.enter()
+            admission.enter(RECORD)
         assert admission.rejections["queued_reqs"] == 1
-    with admission.enter() as ticket:
+    with admission.enter(RECORD) as ticket:
         ticket.admit({f"{i}_a": 1 for i in range(99)})  # alone in the queue
 
 
@@ -55,7 +58,7 @@ def test_draining() -> None:
     admission = Admission()
     admission.draining = True
     with pytest.raises(APIError, match="stopping"):
-        admission.enter()
+        admission.enter(RECORD)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 40))))
@@ -67,7 +70,7 @@ def test_the_account_is_always_right(actions: list[tuple[int, int, int]]) -> Non
     for number, action, size in actions:
         try:
             if action == 0 and number not in tickets:
-                tickets[number] = admission.enter()
+                tickets[number] = admission.enter(RECORD)
             elif action == 1 and number in tickets and number not in waiting:
                 parts = {f"{i}_{number}": size if i == 0 else 0 for i in range(1 + size % 3)}
                 tickets[number].admit(parts)
@@ -88,7 +91,7 @@ def test_the_account_is_always_right(actions: list[tuple[int, int, int]]) -> Non
 
 def test_bytes_of_bodies() -> None:
     admission = Admission(max_body_bytes=100)
-    with admission.enter() as one, admission.enter() as two:
+    with admission.enter(RECORD) as one, admission.enter(RECORD) as two:
         one.add_body(60)
         two.add_body(40)
         with pytest.raises(APIError) as raised:

@@ -344,3 +344,25 @@ async def test_a_stream_of_the_async_client() -> None:
             reasons += [choice.finish_reason] if choice.finish_reason else []
         assert (reasoning, names, json.loads(arguments)) == ("Hm.", ["get_weather"], PARIS)
         assert reasons == ["tool_calls"]
+
+
+async def test_stop_strings_are_searched_in_content_alone() -> None:
+    """`Paris` stands in the reasoning and in a call before it ends the content."""
+    text = f"<think>Paris?</think>Looking.{HERMES}So: Paris it is"
+    async with serving(tool_call_parser="hermes", reasoning_parser="qwen3") as s:
+        choice, joined = await both(s, text, stop=["Paris"])
+        assert joined.content == "Looking.So: "
+        assert joined.reasoning == "Paris?"
+        assert json.loads(joined.calls[0]["arguments"]) == PARIS
+        assert choice["stop_reason"] == "Paris"
+        assert choice["finish_reason"] == "tool_calls"
+        # A forced call has no content that could hold one.
+        arguments = json.dumps(PARIS)
+        choice, joined = await both(
+            s,
+            arguments,
+            stop=["Paris"],
+            tool_choice={"type": "function", "function": {"name": "get_weather"}},
+        )
+        assert joined.calls == [{"name": "get_weather", "arguments": arguments}]
+        assert choice["stop_reason"] is None

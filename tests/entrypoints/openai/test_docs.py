@@ -106,7 +106,8 @@ def test_flags() -> None:
 
 
 async def test_metrics() -> None:
-    server = serve_engines({"m": FakeEngine()}, ServerConfig(batch_dir="/nowhere"))
+    config = ServerConfig(api_key=["k"], batch_dir="/nowhere")
+    server = serve_engines({"m": FakeEngine()}, config)
     server.http_requests["/health", "GET", 200] = 1
     rows = []
     for metric in ServerCollector(server).collect():

@@ -157,5 +157,5 @@ async def test_priority_and_salt() -> None:
         assert reply.json["id"] == "cmpl-mine"
         request_id, options = seen[-1]
         assert request_id.startswith("cmpl-mine-")
-        assert options == {"priority": -3, "cache_salt": "a/b"}
+        assert options == {"priority": -3, "cache_salt": "a/b", "parser_of": None}
         assert (await s.completion(priority=2**40)).error["param"] == "priority"

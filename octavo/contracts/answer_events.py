@@ -1,4 +1,4 @@
-"""What a parser says, and the message that it adds up to."""
+"""What a parser of answers says, and the message that it adds up to."""
 
 from __future__ import annotations
 

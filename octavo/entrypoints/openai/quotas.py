@@ -1,0 +1,193 @@
+"""What one API key may use, and has used: requests and tokens per minute, requests at a time.
+
+A limit per minute is a bucket: it holds at most a minute's worth, and fills evenly. Prompt tokens
+are taken when a request is admitted, generated ones when a sequence ends, which may leave a debt;
+until it is paid the key waits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from octavo.entrypoints.openai.errors import APIError
+
+REJECTIONS = ("key_requests", "key_tokens", "key_concurrent_requests")
+"""Why a key's request is refused with 429."""
+
+Clock = Callable[[], float]
+
+
+class KeyLimits(msgspec.Struct, kw_only=True, frozen=True):
+    """A key's limits; None is no limit.
+
+    Attributes:
+        requests_per_minute: HTTP requests, whatever the route.
+        tokens_per_minute: prompt and generated tokens.
+        max_concurrent_requests: HTTP requests that are being answered.
+        priority: the best priority (the lowest number) that a request may have, and the one that it
+            has without the field `priority`; needs `--scheduling-policy priority`.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent_requests: int | None = None
+    priority: int | None = None
+
+
+class Bucket:
+    """So many units per minute. `level` is what may be taken now; below 0 it is a debt."""
+
+    def __init__(self, per_minute: int, clock: Clock) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._level = float(per_minute)
+        self._then = clock()
+
+    @property
+    def level(self) -> float:
+        """What is in it."""
+        now = self._clock()
+        added = (now - self._then) * self.per_minute / 60
+        self._level = min(self._level + added, float(self.per_minute))
+        self._then = now
+        return self._level
+
+    def take(self, amount: int) -> None:
+        """Take out so much, even if it is not there."""
+        self._level = self.level - amount
+
+    def seconds_until(self, amount: float) -> float:
+        """When that much will be in it."""
+        return max(0.0, amount - self.level) * 60 / self.per_minute
+
+    def with_limit(self, per_minute: int) -> Bucket:
+        """A bucket of another size, from which as much is missing."""
+        bucket = Bucket(per_minute, self._clock)
+        bucket._level -= self.per_minute - self.level
+        return bucket
+
+
+class KeyAccount:
+    """What a key has used.
+
+    Attributes:
+        num_requests, prompt_tokens, generation_tokens: totals since the start, for /metrics.
+        rejections: refused requests by reason (`REJECTIONS`).
+        num_concurrent: requests that are being answered.
+    """
+
+    def __init__(self, limits: KeyLimits, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
+        self.set_limits(limits)
+        self.num_concurrent = 0
+        self.num_requests = 0
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.rejections = dict.fromkeys(REJECTIONS, 0)
+
+    def set_limits(self, limits: KeyLimits) -> None:
+        """From now on these; what was used stays used."""
+        self.limits = limits
+        self._requests = self._resized(self._requests, limits.requests_per_minute)
+        self._tokens = self._resized(self._tokens, limits.tokens_per_minute)
+
+    def _resized(self, bucket: Bucket | None, per_minute: int | None) -> Bucket | None:
+        if per_minute is None:
+            return None
+        return bucket.with_limit(per_minute) if bucket else Bucket(per_minute, self._clock)
+
+    def enter(self) -> None:
+        """A request begins; `leave` ends it. Raises APIError 429: it has not begun."""
+        most = self.limits.max_concurrent_requests
+        if most is not None and self.num_concurrent >= most:
+            raise self._refused(
+                "key_concurrent_requests",
+                f"this API key has {self.num_concurrent} requests in progress, of at most {most}; "
+                "wait for one of them",
+                1.0,
+            )
+        if self._requests is not None and self._requests.level < 1:
+            raise self._refused(
+                "key_requests",
+                f"this API key may send {self._requests.per_minute} requests per minute",
+                self._requests.seconds_until(1),
+            )
+        if self._tokens is not None and self._tokens.level < 1:
+            raise self._too_many_tokens(1)
+        if self._requests is not None:
+            self._requests.take(1)
+        self.num_requests += 1
+        self.num_concurrent += 1
+
+    def leave(self) -> None:
+        """A request was answered."""
+        self.num_concurrent -= 1
+
+    def take_prompt(self, num_tokens: int) -> None:
+        """A request's prompts. Raises APIError 429: nothing was taken."""
+        if self._tokens is not None:
+            if num_tokens > self._tokens.per_minute:
+                raise self._refused(
+                    "key_tokens",
+                    f"the prompt has {num_tokens} tokens, but this API key may use only "
+                    f"{self._tokens.per_minute} per minute; send a shorter one",
+                    None,
+                )
+            if num_tokens > self._tokens.level:
+                raise self._too_many_tokens(num_tokens)
+            self._tokens.take(num_tokens)
+        self.prompt_tokens += num_tokens
+
+    def take_generated(self, num_tokens: int) -> None:
+        """A sequence ended that has generated so much."""
+        if self._tokens is not None:
+            self._tokens.take(num_tokens)
+        self.generation_tokens += num_tokens
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What is left, as OpenAI's API tells it: `x-ratelimit-…`."""
+        headers = []
+        for kind, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+            if bucket is not None:
+                left = max(0, int(bucket.level))
+                reset = duration(bucket.seconds_until(bucket.per_minute))
+                for what, value in (
+                    ("limit", str(bucket.per_minute)),
+                    ("remaining", str(left)),
+                    ("reset", reset),
+                ):
+                    headers.append((f"x-ratelimit-{what}-{kind}".encode(), value.encode()))
+        return headers
+
+    def _too_many_tokens(self, wanted: int) -> APIError:
+        assert self._tokens is not None
+        return self._refused(
+            "key_tokens",
+            f"this API key may use {self._tokens.per_minute} tokens per minute; "
+            f"{max(0, int(self._tokens.level))} are left",
+            self._tokens.seconds_until(wanted),
+        )
+
+    def _refused(self, reason: str, message: str, seconds: float | None) -> APIError:
+        """Refuse for so many seconds; None: for ever, which OpenAI's clients are told, too."""
+        self.rejections[reason] += 1
+        headers = {"x-should-retry": "false"}
+        if seconds is not None:
+            retry_after = max(1, math.ceil(seconds))
+            message = f"{message}; try again in {retry_after} s"
+            headers = {"retry-after": str(retry_after)}
+        return APIError(429, message, code="rate_limit_exceeded", headers=headers)
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes it: 0s, 850ms, 12s, 1m3s."""
+    if 0 < seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
