@@ -81,8 +81,8 @@ async def _take_in(call: Call, service: BatchService, file_id: str) -> FileObjec
     form = UploadForm(call.header("content-type"), path, call.server.config.max_batch_file_bytes)
     try:
         await _receive(call, form)
-        upload = _checked(form)
         await asyncio.to_thread(form.finish)
+        upload = _checked(form)
     finally:
         await asyncio.to_thread(form.close)
     assert form.filename is not None
