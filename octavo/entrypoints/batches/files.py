@@ -18,7 +18,7 @@ from octavo.entrypoints.batches.objects import (
     FileUpload,
 )
 from octavo.entrypoints.batches.store import StorageFullError, Store
-from octavo.entrypoints.batches.upload import MAX_OVERHEAD_BYTES, UploadForm, too_large
+from octavo.entrypoints.batches.upload import MAX_OVERHEAD_BYTES, UploadForm, boundary_of, too_large
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import APIError, bad_request, json_response, unavailable
 from octavo.errors import shown
@@ -53,6 +53,7 @@ def owner_of(call: Call) -> str:
 async def create_file(call: Call) -> Response:
     """Take in a file."""
     service = service_of(call)
+    boundary = boundary_of(call.header("content-type"))
     max_bytes = call.server.config.max_batch_file_bytes
     length = call.header("content-length")
     num_bytes = max_bytes
@@ -66,7 +67,7 @@ async def create_file(call: Call) -> Response:
     try:
         file_id = await service.call(Store.begin_upload, owner_of(call), num_bytes)
         try:
-            return json_response(await _take_in(call, service, file_id))
+            return json_response(await _take_in(call, service, file_id, boundary))
         except BaseException as error:
             service.call_soon(Store.remove_upload, file_id)
             if isinstance(error, OSError):
@@ -76,9 +77,9 @@ async def create_file(call: Call) -> Response:
         service.num_uploads -= 1
 
 
-async def _take_in(call: Call, service: BatchService, file_id: str) -> FileObject:
+async def _take_in(call: Call, service: BatchService, file_id: str, boundary: bytes) -> FileObject:
     path = await service.call(Store.path_of, file_id)
-    form = UploadForm(call.header("content-type"), path, call.server.config.max_batch_file_bytes)
+    form = UploadForm(boundary, path, call.server.config.max_batch_file_bytes)
     try:
         await _receive(call, form)
         await asyncio.to_thread(form.finish)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -18,13 +17,14 @@ MAX_OVERHEAD_BYTES = 64 * 2**10
 
 _MAX_VALUE_BYTES = 256
 _MAX_FILENAME = 255
+_MAX_BOUNDARY = 70  # RFC 2046, section 5.1.1
 
 
 class UploadForm:
     """A form with a file, and fields. Its methods block; one thread at a time may call them.
 
     Args:
-        content_type: the header.
+        boundary: of its parts, see `boundary_of`.
         path: where to write the file; it must not exist.
         max_bytes: of the file.
 
@@ -32,21 +32,9 @@ class UploadForm:
         fields: name → text.
         filename: as the client calls it; only ever shown.
         num_bytes: of the file, so far.
-
-    Raises:
-        APIError: 415, this is no form.
     """
 
-    def __init__(self, content_type: str, path: Path, max_bytes: int) -> None:
-        kind, options = parse_options_header(content_type)
-        boundary = options.get(b"boundary")
-        if kind != b"multipart/form-data" or not boundary:
-            raise APIError(
-                415,
-                f"unsupported content type {shown(content_type)}; send a form: "
-                "'Content-Type: multipart/form-data; boundary=…'",
-                code="unsupported_content_type",
-            )
+    def __init__(self, boundary: bytes, path: Path, max_bytes: int) -> None:
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self.num_bytes = 0
@@ -56,7 +44,7 @@ class UploadForm:
         self._header = b""
         self._header_value = b""
         self._value = bytearray()
-        self._parser = _parser(
+        self._parser = MultipartParser(
             boundary,
             {
                 "on_part_begin": self._begin_part,
@@ -155,15 +143,22 @@ class UploadForm:
         self._is_whole = True
 
 
+def boundary_of(content_type: str) -> bytes:
+    """The boundary that a form's Content-Type gives. Raises APIError 415: this is no form."""
+    kind, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not 0 < len(boundary) <= _MAX_BOUNDARY:
+        raise APIError(
+            415,
+            f"unsupported content type {shown(content_type)}; send a form: "
+            f"'Content-Type: multipart/form-data; boundary=1…{_MAX_BOUNDARY} characters'",
+            code="unsupported_content_type",
+        )
+    return boundary
+
+
 def too_large(max_bytes: int) -> APIError:
     """For a file of more than `max_bytes`."""
     headers = {"connection": "close"}  # or the rest would have to be read
     message = f"the file has more than the {max_bytes} bytes of --max-batch-file-bytes"
     return APIError(413, message, param="file", code="request_too_large", headers=headers)
-
-
-def _parser(boundary: bytes, callbacks: Any) -> MultipartParser:
-    try:
-        return MultipartParser(boundary, callbacks)
-    except FormParserError as error:
-        raise bad_request(f"Content-Type: {error}") from None

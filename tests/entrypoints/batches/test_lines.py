@@ -50,7 +50,7 @@ def test_a_good_line() -> None:
     [
         (None, "line_too_long", None),
         (b"{bad", "invalid_json_line", None),
-        (b'"\xff"', "invalid_json_line", None),
+        (GOOD.replace(b'"a"', b'"\xff"'), "invalid_json_line", None),
         (b"[" * 100_000, "invalid_request", None),
         (b'{"custom_id":"a","body":' + b"[" * 100_000, "invalid_json_line", None),
         (b"[]", "invalid_request", None),

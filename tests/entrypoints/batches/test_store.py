@@ -47,7 +47,7 @@ def batch(store: Store, owner: str = "me", total: int = 3, **options: Any) -> Ba
         owner,
         **{
             "endpoint": "/v1/completions",
-            "input_file_id": upload(store, owner),
+            "input_file_id": options.get("input_file_id") or upload(store, owner),
             "completion_window": "1h",
             "window_seconds": 3600,
             "metadata": None,
