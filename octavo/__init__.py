@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo.contracts.beam_search_params import BeamSearchParams
-    from octavo.contracts.messages import CompletionOutput, Logprob, RequestOutput
+    from octavo.contracts.messages import (
+        CompletionOutput,
+        Logprob,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
     from octavo.contracts.pooling_params import PoolingParams
     from octavo.contracts.sampling_params import (
         RepetitionDetectionParams,
@@ -33,6 +39,8 @@ _LAZY = {
     "LogitsProcessor": "octavo.sample.logits_processor",
     "BatchUpdate": "octavo.sample.logits_processor",
     "PoolingParams": "octavo.contracts.pooling_params",
+    "PoolingRequestOutput": "octavo.contracts.messages",
+    "ScoringRequestOutput": "octavo.contracts.messages",
     "RequestOutput": "octavo.contracts.messages",
     "CompletionOutput": "octavo.contracts.messages",
     "Logprob": "octavo.contracts.messages",
@@ -48,10 +56,12 @@ __all__ = [
     "LogitsProcessor",
     "Logprob",
     "PoolingParams",
+    "PoolingRequestOutput",
     "RepetitionDetectionParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "__version__",
 ]

@@ -12,6 +12,8 @@
     │   ├── DuplicateIdError       its request id is in use
     │   ├── PromptTooLongError     prompt (plus max_tokens) does not fit max_model_len
     │   └── ChatTemplateError      the chat template refused, failed, or ran too long
+    ├── RequestFailedError     a request failed while it ran, by no fault of its own
+    │   └── RequestAbortedError    it was ended from outside
     ├── EngineDeadError        the engine core is gone; nothing more can be asked of it
     ├── EngineUnresponsiveError  the core's process shows no sign of life; it may come back
     └── KernelError            a native kernel refused its arguments: our own bug
@@ -91,6 +93,14 @@ class PromptTooLongError(RequestError):
 
 class ChatTemplateError(RequestError):
     """The chat template refused the messages, failed, or exceeded its limits."""
+
+
+class RequestFailedError(OctavoError):
+    """A request failed while it ran, by no fault of its own."""
+
+
+class RequestAbortedError(RequestFailedError):
+    """A request was ended from outside before it was done."""
 
 
 class EngineDeadError(OctavoError):

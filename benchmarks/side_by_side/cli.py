@@ -73,22 +73,21 @@ def _offline(options: argparse.Namespace) -> int:
 
 
 def _online(options: argparse.Namespace) -> int:
-    weights = export_weights(options.model, options.cache, {"bf16 folder"})
+    weights = export_weights(options.model, options.cache, {"bf16 folder", "bf16 gguf"})
     prompts = options.cache / "prompts.txt"
-    prompts.write_text("".join(f"{line}\n" for line in online.prompts(128)))
     runs: list[online.OnlineRun] = []
     with ExitStack() as stack:
         servers = {}
         for name, start in online.SERVERS.items():
             port = online.free_port()
-            server = stack.enter_context(
-                start(options.cache, weights["bf16 folder"], options.num_threads, port)
-            )
+            server = stack.enter_context(start(options.cache, weights, options.num_threads, port))
             server.wait_ready(online.READY_SECONDS)
             server.pause()
             servers[name] = server
         for number in range(-1, options.rounds):  # the first is not counted: compiled, warmed up
             for concurrency in online.CONCURRENCIES:
+                lines = online.prompts(2 * concurrency, f"{number} {concurrency}")
+                prompts.write_text("".join(f"{line}\n" for line in lines))
                 found = online.run_round(number, concurrency, servers, prompts)
                 runs += found if number >= 0 else []
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)

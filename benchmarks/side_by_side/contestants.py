@@ -79,7 +79,6 @@ def vllm_variables(python: Path, cache: Path, num_threads: int) -> dict[str, str
 
 
 _BF16 = {"dtype": "bfloat16"}
-_PACKED = {"quantization": "gguf"}
 
 CONTESTANTS = {
     c.name: c
@@ -100,14 +99,7 @@ CONTESTANTS = {
             arguments={"quantization": "int8"},
             engine_options={"quantization": "int8"},
         ),
-        Contestant(
-            name="Octavo file",
-            environment=None,
-            driver="octavo_driver.py",
-            weights="file",
-            arguments=_PACKED,
-            engine_options=_PACKED,
-        ),
+        Contestant(name="Octavo file", environment=None, driver="octavo_driver.py", weights="file"),
         Contestant(
             name="vLLM bf16",
             environment=VLLM,

@@ -71,6 +71,27 @@ def install(environment: Environment, cache: Path) -> Path:
     return python
 
 
+def build_llama_server(cache: Path) -> Path:
+    """llama.cpp's HTTP server, built from the sources that llama-cpp-python carries, unless it is
+    there (a quarter of an hour on two cores). Raises InstallError."""
+    folder = cache / "llama-server"
+    binary = folder / "build" / "bin" / "llama-server"
+    if binary.exists():
+        return binary
+    print(f"building llama-server in {folder}", file=sys.stderr)
+    folder.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation"]
+    _run([*pip, *LLAMA_CPP.requirements, "-d", str(folder)], {})
+    for archive in folder.glob("*.tar.gz"):
+        _run(["tar", "xzf", str(archive), "-C", str(folder), "--strip-components=1"], {})
+    source, build = folder / "vendor" / "llama.cpp", folder / "build"
+    options = ("-DGGML_NATIVE=ON", "-DLLAMA_BUILD_UI=OFF", "-DCMAKE_BUILD_TYPE=Release")
+    _run(["cmake", "-S", str(source), "-B", str(build), *options], {})
+    jobs = str(len(os.sched_getaffinity(0)))
+    _run(["cmake", "--build", str(build), "--target", "llama-server", "-j", jobs], {})
+    return binary
+
+
 def preloads(environment_python: Path, cache: Path) -> list[Path]:
     """The libraries that vLLM's documentation preloads, as far as they can be had: tcmalloc, and
     the OpenMP of intel-openmp."""

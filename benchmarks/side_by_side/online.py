@@ -15,12 +15,15 @@ from typing import Any
 
 from benchmarks.side_by_side.contestants import ROOT, VLLM, install, vllm_variables
 from benchmarks.side_by_side.driver_process import DriverError, EngineProcess
+from benchmarks.side_by_side.environments import build_llama_server
 from octavo.entrypoints.bench.serve import ServeOptions, run
 from octavo.entrypoints.http_client import Endpoint, HTTPError
 
 READY_SECONDS = 600.0
 INPUT_LEN = OUTPUT_LEN = 64
 CONCURRENCIES = (1, 8, 32, 64)
+_PLACE_LEN = 256
+"""Tokens of a place in llama.cpp's server: what is asked for, and room to spare."""
 _WORDS = (
     "the of and to in is was that for on with as be at by this from or an it not have which you "
     "were but all one their more about when there can also some time two first may new over would"
@@ -56,8 +59,11 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def octavo_server(cache: Path, model: Path, num_threads: int, port: int) -> HTTPServer:
+def octavo_server(
+    cache: Path, weights: Mapping[str, Path], num_threads: int, port: int
+) -> HTTPServer:
     """`octavo serve` of this tree."""
+    model = weights["bf16 folder"]
     options = [f"--port={port}", f"--num-threads={num_threads}", "--dtype=bfloat16"]
     command = [sys.executable, "-m", "octavo", "serve", str(model), "--max-model-len=2048"]
     variables = {"PYTHONPATH": str(ROOT)}
@@ -65,8 +71,11 @@ def octavo_server(cache: Path, model: Path, num_threads: int, port: int) -> HTTP
     return HTTPServer("Octavo bf16", [*command, *options], variables, log, port)
 
 
-def vllm_server(cache: Path, model: Path, num_threads: int, port: int) -> HTTPServer:
+def vllm_server(
+    cache: Path, weights: Mapping[str, Path], num_threads: int, port: int
+) -> HTTPServer:
     """vLLM's, with the environment that its documentation asks for. Raises InstallError."""
+    model = weights["bf16 folder"]
     python = install(VLLM, cache)
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     options = ["--dtype=bfloat16", "--max-model-len=2048", f"--port={port}"]
@@ -78,9 +87,24 @@ def vllm_server(cache: Path, model: Path, num_threads: int, port: int) -> HTTPSe
     return HTTPServer("vLLM bf16", [*command, *options], variables, log, port)
 
 
-SERVERS: Mapping[str, Callable[[Path, Path, int, int], HTTPServer]] = {
+def llama_cpp_server(
+    cache: Path, weights: Mapping[str, Path], num_threads: int, port: int
+) -> HTTPServer:
+    """llama.cpp's, with a place for each request of the largest load. Raises InstallError."""
+    places = max(CONCURRENCIES)
+    command = [str(build_llama_server(cache)), "-m", str(weights["bf16 gguf"])]
+    options = [
+        *("--port", str(port), "--threads", str(num_threads), "--flash-attn", "on"),
+        *("--parallel", str(places), "--ctx-size", str(places * _PLACE_LEN)),
+    ]
+    log = cache / "logs" / "llama-server.log"
+    return HTTPServer("llama.cpp bf16", [*command, *options], {}, log, port)
+
+
+SERVERS: Mapping[str, Callable[[Path, Mapping[str, Path], int, int], HTTPServer]] = {
     "Octavo bf16": octavo_server,
     "vLLM bf16": vllm_server,
+    "llama.cpp bf16": llama_cpp_server,
 }
 
 
@@ -142,9 +166,10 @@ def run_round(
     return runs
 
 
-def prompts(count: int) -> list[str]:
-    """Texts of `INPUT_LEN` common words, about a token each."""
-    draw = random.Random(0)
+def prompts(count: int, seed: str) -> list[str]:
+    """Texts of `INPUT_LEN` common words, about a token each. Every load has its own, so that
+    nobody's prefix cache knows them."""
+    draw = random.Random(seed)
     return [" ".join(draw.choices(_WORDS.split(), k=INPUT_LEN)) for _ in range(count)]
 
 

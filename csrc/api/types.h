@@ -12,7 +12,7 @@ enum class DType : int { kF32 = 0, kBf16 = 1 };
 constexpr int kNumDTypes = 2;
 
 // How a linear weight is kept. Quantized values are scale * (code - zero_point) + min, with codes
-// from 0 on; products with int8 activations are summed as integers.
+// from 0 on; products with activations' codes (QuantizeArgs) are summed as integers.
 enum class WeightFormat : int {
   kF32 = 0,
   kBf16 = 1,
@@ -29,20 +29,21 @@ constexpr int kNumWeightFormats = 10;
 
 struct WeightTraits {
   const char* name;
-  int bits;         // of a stored code
-  int group;        // K that share a scale: of the activations, and of the weight's output
-  int zero_point;   // of codes; 0 where there are minima
-  bool has_min;     // value = scale * code + min
-  int scale_bytes;  // of a scale and of a minimum: 2 float16, 4 float32; 0: one float per output
+  int bits;          // of a stored code
+  int group;         // K that share a scale: of the activations, and of the weight's output
+  int zero_point;    // of codes; 0 where there are minima
+  bool has_min;      // value = scale * code + min
+  int scale_bytes;   // of a scale and of a minimum: 2 float16, 4 float32; 0: one float per output
+  bool has_outlier;  // activations: four of a group have 16 bits, all others 8
 };
 
 // Indexed by WeightFormat.
 constexpr WeightTraits kWeightTraits[kNumWeightFormats] = {
-    {"float32", 32, 0, 0, false, 0},     {"bfloat16", 16, 0, 0, false, 0},
-    {"int8", 8, 64, 128, false, 0},      {"int8_g32", 8, 32, 128, false, 2},
-    {"int8_g32_min", 8, 32, 0, true, 4}, {"int8_g16", 8, 16, 128, false, 4},
-    {"int8_g16_min", 8, 16, 0, true, 4}, {"int4_g32", 4, 32, 8, false, 2},
-    {"int4_g32_min", 4, 32, 0, true, 2}, {"int4_g32_min_f32", 4, 32, 0, true, 4},
+    {"float32", 32, 0, 0, false, 0, false},    {"bfloat16", 16, 0, 0, false, 0, false},
+    {"int8", 8, 64, 128, false, 0, false},     {"int8_g32", 8, 32, 128, false, 2, true},
+    {"int8_g32_min", 8, 32, 0, true, 4, true}, {"int8_g16", 8, 16, 128, false, 4, true},
+    {"int8_g16_min", 8, 16, 0, true, 4, true}, {"int4_g32", 4, 32, 8, false, 2, true},
+    {"int4_g32_min", 4, 32, 0, true, 2, true}, {"int4_g32_min_f32", 4, 32, 0, true, 4, true},
 };
 
 enum class Activation : int { kSilu = 0, kGeluTanh = 1, kGelu = 2 };

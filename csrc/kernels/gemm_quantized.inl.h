@@ -1,5 +1,5 @@
-// GEMM operands of quantized weights: int8 activations (QuantizeArgs) by codes of weights, summed
-// as integers. The zero point of the codes is the start value of a sum.
+// GEMM operands of quantized weights: codes of activations (QuantizeArgs) by codes of weights,
+// summed as integers. The zero point of the codes is the start value of a sum.
 #pragma once
 
 #include "kernels/gemm.inl.h"
@@ -12,13 +12,15 @@ struct QuantizedRow {
   const std::int8_t* codes;
   const float* scales;
   const float* corrections;  // int32 or float32
+  const float* high;         // four int8 each
+  const float* quads;        // int32
 };
 
 OCTAVO_INLINE QuantizedRow quantized_row(const Buffer& x, std::int64_t row, int k_padded,
                                          int groups) {
   const std::int8_t* codes = static_cast<const std::int8_t*>(x.data) + row * x.ld * 4;
   const float* scales = reinterpret_cast<const float*>(codes + k_padded);
-  return {codes, scales, scales + groups};
+  return {codes, scales, scales + groups, scales + 2 * groups, scales + 3 * groups};
 }
 
 // The operand policy (gemm.inl.h) of a quantized format. The integer sum of a group is scaled and
@@ -43,7 +45,9 @@ struct QuantizedGemm {
   QuantizedGemm(const Buffer& x, const LinearWeight& w) : x(x), w(w) {}
 
   OCTAVO_INLINE int depth() const { return w.k_padded; }
-  OCTAVO_INLINE int row_bytes() const { return w.k_padded + w.k_padded / kGroup * 8; }
+  OCTAVO_INLINE int row_bytes() const {
+    return w.k_padded + w.k_padded / kGroup * (kTraits.has_outlier ? 16 : 8);
+  }
   OCTAVO_INLINE const char* panel_at(int panel, int k) const {
     return static_cast<const char*>(w.panels) + panel * w.panel_bytes +
            static_cast<std::int64_t>(k / kGroup) * kBlockBytes;
@@ -108,6 +112,25 @@ struct QuantizedGemm {
     }
   }
 
+  // The start of a group's sums: 256 times the products of its outliers' high bytes with the
+  // weights of their quad.
+  static OCTAVO_INLINE void start_with_outlier(I32 (&acc)[NV], std::int32_t start,
+                                               const std::uint8_t* b, const float* high, int quad) {
+    const auto* x = reinterpret_cast<const std::int8_t*>(high);
+    constexpr int kStored = kCodeBytes / kQuadBytes;  // 4-bit codes: each two quads
+    const std::uint8_t* at = b + quad % kStored * kQuadBytes;
+    OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
+      const typename D::Raw raw = D::load_raw(at + j * kLanes * 4);
+      I32 sum = set1_i32(0);
+      if constexpr (kTraits.bits == 8) {
+        sum = D::dot(sum, D::all(raw), D::broadcast(x));
+      } else {
+        sum = D::dot(sum, D::nibbles(raw, quad / kStored * 4), D::broadcast4(x));
+      }
+      acc[j] = add(set1_i32(start), times_256(sum));
+    }
+  }
+
   // The integer sums of group g.
   template <int MR, bool kPrefetch>
   static OCTAVO_INLINE void sum_group(I32 (&acc)[MR][NV], const std::uint8_t* b,
@@ -116,7 +139,13 @@ struct QuantizedGemm {
     OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
       const std::int32_t start =
           kTraits.has_min ? 0 : read<std::int32_t>(r.corrections + g, i * ldx);
-      OCTAVO_UNROLL for (int j = 0; j < NV; ++j) acc[i][j] = set1_i32(start);
+      if constexpr (kTraits.has_outlier) {
+        const std::int64_t at = i * ldx;
+        const auto quad = read<std::uint32_t>(r.quads + g, at);
+        start_with_outlier(acc[i], start, b, r.high + g + at / 4, static_cast<int>(quad));
+      } else {
+        OCTAVO_UNROLL for (int j = 0; j < NV; ++j) acc[i][j] = set1_i32(start);
+      }
     }
     const std::int8_t* a = r.codes + static_cast<std::int64_t>(g) * kGroup;
     constexpr int kQuads = kCodeBytes / kQuadBytes, kUnroll = 4;  // all at once: -40 % on AVX2

@@ -217,11 +217,13 @@ int Program::operand(int x, const PackedLinear& weight, bool gated) {
   const auto [known, is_new] = quantized_.try_emplace({x, traits.group, traits.zero_point}, -1);
   if (is_new) {
     read_operand(x);
-    const std::int64_t groups = w.k_padded / traits.group;
-    const int out = add_value({info.rows, w.k_padded / 4 + 2 * groups, DType::kF32, Format::kAct});
+    const std::int64_t groups = w.k_padded / traits.group, words = traits.has_outlier ? 4 : 2;
+    const int out =
+        add_value({info.rows, w.k_padded / 4 + words * groups, DType::kF32, Format::kAct});
     known->second = out;
-    const QuantizeArgs args{nullptr,      nullptr,           w.k,           w.k_padded,
-                            traits.group, traits.zero_point, traits.has_min};
+    const QuantizeArgs args{nullptr,        nullptr,           w.k,
+                            w.k_padded,     traits.group,      traits.zero_point,
+                            traits.has_min, traits.has_outlier};
     const auto run = [args, kernel = kernels_->quantize[index(act_)], from = values_[x].get(),
                       to = values_[out].get()](const Task& task) {
       QuantizeArgs own = args;
@@ -229,7 +231,7 @@ int Program::operand(int x, const PackedLinear& weight, bool gated) {
       own.out = buffer_of(*to, task);
       kernel(own, share_of(*to, task));
     };
-    need_scratch(w.k_padded * static_cast<std::int64_t>(sizeof(float)));
+    need_scratch((w.k_padded + kColumnPad) * static_cast<std::int64_t>(sizeof(float)));
     add_op("quantize", info.rows, {out}, run).replicates = true;
   }
   read_operand(known->second);

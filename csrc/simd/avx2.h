@@ -48,6 +48,10 @@ OCTAVO_INLINE float reduce_max(F32 v) {
   s = _mm_max_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
+OCTAVO_INLINE F32 quad_max(F32 v) {
+  v = _mm256_max_ps(v, _mm256_permute_ps(v, 0xb1));
+  return _mm256_max_ps(v, _mm256_permute_ps(v, 0x4e));
+}
 OCTAVO_INLINE unsigned mask_greater(F32 a, F32 b) {
   return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
 }
@@ -74,14 +78,16 @@ OCTAVO_INLINE void store(double* p, const LaneSums& sums) {
 
 using I32 = __m256i;
 OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return _mm256_set1_epi32(x); }
+OCTAVO_INLINE I32 add(I32 a, I32 b) { return _mm256_add_epi32(a, b); }
+OCTAVO_INLINE I32 times_256(I32 v) { return _mm256_slli_epi32(v, 8); }
 OCTAVO_INLINE F32 to_float(I32 v) { return _mm256_cvtepi32_ps(v); }
 OCTAVO_INLINE F32 load_half(const std::uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 OCTAVO_INLINE void store_int8(std::int8_t* p, F32 v) {
-  const __m256i i = _mm256_cvtps_epi32(v);
+  const __m256i i = _mm256_and_si256(_mm256_cvtps_epi32(v), _mm256_set1_epi32(0xff));
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
 }
 
 // Products of bytes by 16-bit multiplications, even and odd bytes apart: vpmaddubsw would saturate.
@@ -109,6 +115,9 @@ struct DotWidened {
   static OCTAVO_INLINE W4 high(Raw v) {
     return {_mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(0x0f))};
   }
+  static OCTAVO_INLINE W4 nibbles(Raw v, int shift) {
+    return low(_mm256_srl_epi16(v, _mm_cvtsi32_si128(shift)));
+  }
   static OCTAVO_INLINE X4 broadcast4(const std::int8_t* p) {
     std::int32_t quad;
     __builtin_memcpy(&quad, p, 4);
@@ -122,7 +131,7 @@ struct DotWidened {
     acc = _mm256_add_epi32(acc, _mm256_madd_epi16(w.even, x.even));
     return _mm256_add_epi32(acc, _mm256_madd_epi16(w.odd, x.odd));
   }
-  static OCTAVO_INLINE I32 dot(I32 acc, W4 w, X4 x) {  // pairs are within ±3810
+  static OCTAVO_INLINE I32 dot(I32 acc, W4 w, X4 x) {  // pairs are within ±3840
     const __m256i pairs = _mm256_maddubs_epi16(w.codes, x.codes);
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }

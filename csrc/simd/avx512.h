@@ -40,6 +40,11 @@ OCTAVO_INLINE F32 select_greater(F32 a, F32 b, F32 x, F32 y) {
 }
 OCTAVO_INLINE float reduce_add(F32 v) { return _mm512_reduce_add_ps(v); }
 OCTAVO_INLINE float reduce_max(F32 v) { return _mm512_reduce_max_ps(v); }
+// In every lane the largest of the four that it belongs to.
+OCTAVO_INLINE F32 quad_max(F32 v) {
+  v = _mm512_max_ps(v, _mm512_permute_ps(v, 0xb1));
+  return _mm512_max_ps(v, _mm512_permute_ps(v, 0x4e));
+}
 // One bit per lane: a > b, a >= b.
 OCTAVO_INLINE unsigned mask_greater(F32 a, F32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 OCTAVO_INLINE unsigned mask_greater_equal(F32 a, F32 b) {
@@ -73,6 +78,8 @@ OCTAVO_INLINE void store(double* p, const LaneSums& sums) {
 
 using I32 = __m512i;
 OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return _mm512_set1_epi32(x); }
+OCTAVO_INLINE I32 add(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
+OCTAVO_INLINE I32 times_256(I32 v) { return _mm512_slli_epi32(v, 8); }
 OCTAVO_INLINE F32 to_float(I32 v) { return _mm512_cvtepi32_ps(v); }
 OCTAVO_INLINE F32 load_half(const std::uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -109,6 +116,9 @@ struct DotWidened {
   static OCTAVO_INLINE W4 high(Raw v) {
     return {_mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(0x0f))};
   }
+  static OCTAVO_INLINE W4 nibbles(Raw v, int shift) {
+    return low(_mm512_srl_epi16(v, _mm_cvtsi32_si128(shift)));
+  }
   static OCTAVO_INLINE X4 broadcast4(const std::int8_t* p) { return {broadcast_4_bytes(p)}; }
   static OCTAVO_INLINE X broadcast(const std::int8_t* p) {
     const __m512i v = broadcast_4_bytes(p);
@@ -118,7 +128,7 @@ struct DotWidened {
     acc = _mm512_add_epi32(acc, _mm512_madd_epi16(w.even, x.even));
     return _mm512_add_epi32(acc, _mm512_madd_epi16(w.odd, x.odd));
   }
-  static OCTAVO_INLINE I32 dot(I32 acc, W4 w, X4 x) {  // pairs are within ±3810
+  static OCTAVO_INLINE I32 dot(I32 acc, W4 w, X4 x) {  // pairs are within ±3840
     const __m512i pairs = _mm512_maddubs_epi16(w.codes, x.codes);
     return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
   }

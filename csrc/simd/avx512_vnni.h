@@ -21,6 +21,9 @@ struct DotVnni {
   static OCTAVO_INLINE W4 high(Raw v) {
     return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(0x0f));
   }
+  static OCTAVO_INLINE W4 nibbles(Raw v, int shift) {
+    return low(_mm512_srl_epi16(v, _mm_cvtsi32_si128(shift)));
+  }
   static OCTAVO_INLINE X broadcast(const std::int8_t* p) { return broadcast_4_bytes(p); }
   static OCTAVO_INLINE X4 broadcast4(const std::int8_t* p) { return broadcast(p); }
   static OCTAVO_INLINE I32 dot(I32 acc, W w, X x) { return _mm512_dpbusd_epi32(acc, w, x); }

@@ -2,9 +2,10 @@
 // of it lives in anonymous namespaces, so that no symbol compiled for one ISA can serve another.
 //
 // The interface: `F32`, a vector of kLanes floats, with load, store, set1, add, sub, mul, div, fma,
-// vmax, vmin, vsqrt, round_even, pow2, select_greater, reduce_add, reduce_max, mask_greater,
-// mask_greater_equal, store_set_lanes; `LaneSums`, kLanes float64 sums, with zero_sums, accumulate,
-// store; and an element policy for bfloat16 beside `ElemF32` below. A policy has
+// vmax, vmin, vsqrt, round_even, pow2, select_greater, reduce_add, reduce_max, quad_max,
+// mask_greater, mask_greater_equal, store_set_lanes; `LaneSums`, kLanes float64 sums, with
+// zero_sums, accumulate, store; and an element policy for bfloat16 beside `ElemF32` below. A policy
+// has
 //     T, kStep            stored type; consecutive k that one 32-bit lane holds
 //     B                   kLanes lanes of kStep elements
 //     load, broadcast     B from memory: kLanes * kStep elements; kStep elements to all lanes
@@ -13,11 +14,13 @@
 //     widen, narrow       kLanes elements to and from F32 (round to nearest even)
 //     kMaxRows            rows of a GEMM tile; kMaxUnblockedK, kBlockK: see gemm.inl.h
 //
-// For quantized weights: `I32`, kLanes int32, with set1_i32, to_float; load_half (kLanes float16 to
-// F32), store_int8 (integral values within ±127); and a policy of the products, equal on every ISA:
+// For quantized weights: `I32`, kLanes int32, with set1_i32, add, times_256, to_float; load_half
+// (kLanes float16 to F32), store_int8 (the low bytes of integral values); and a policy of the
+// products, equal on every ISA:
 //     Raw                 kLanes columns of 4 bytes of weights, by load_raw
 //     W                   kLanes columns of 4 codes: all bytes of a Raw
-//     W4                  the same of its low or high nibbles
+//     W4                  the same of its low or high nibbles: by low, high, or nibbles(Raw, 0 or
+//                         4), which shifts right first
 //     X, X4               4 int8 activations in all lanes, to go with W and with W4: by broadcast
 //                         and broadcast4
 //     dot                 acc + the sum over the 4 of w * x; wraps, never saturates

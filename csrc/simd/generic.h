@@ -52,6 +52,7 @@ OCTAVO_INLINE float reduce_max(F32 v) {
   const float b = v[1] > v[3] ? v[1] : v[3];
   return a > b ? a : b;
 }
+OCTAVO_INLINE F32 quad_max(F32 v) { return set1(reduce_max(v)); }
 OCTAVO_INLINE unsigned mask_greater(F32 a, F32 b) {
   unsigned mask = 0;
   for (int i = 0; i < kLanes; ++i) mask |= static_cast<unsigned>(a[i] > b[i]) << i;
@@ -84,12 +85,14 @@ OCTAVO_INLINE void store(double* p, const LaneSums& sums) {
 
 using I32 = I32x4;
 OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return I32{x, x, x, x}; }
+OCTAVO_INLINE I32 add(I32 a, I32 b) { return a + b; }
+OCTAVO_INLINE I32 times_256(I32 v) { return v * 256; }
 OCTAVO_INLINE F32 to_float(I32 v) { return __builtin_convertvector(v, F32); }
 OCTAVO_INLINE F32 load_half(const std::uint16_t* p) {
   return F32{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
 }
 OCTAVO_INLINE void store_int8(std::int8_t* p, F32 v) {
-  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<std::int8_t>(v[i]);
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<std::int8_t>(static_cast<int>(v[i]));
 }
 
 // Products of bytes one by one, in unsigned arithmetic: it wraps.
@@ -120,6 +123,7 @@ struct DotWidened {
     for (std::uint8_t& code : v.code) code >>= 4;
     return v;
   }
+  static OCTAVO_INLINE W4 nibbles(Raw v, int shift) { return shift ? high(v) : low(v); }
   static OCTAVO_INLINE X broadcast(const std::int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
   static OCTAVO_INLINE X4 broadcast4(const std::int8_t* p) { return broadcast(p); }
   static OCTAVO_INLINE I32 dot(I32 acc, const W& w, const X& x) {

@@ -41,6 +41,7 @@ OCTAVO_INLINE float reduce_add(F32 v) {
   return vget_lane_f32(s, 0) + vget_lane_f32(s, 1);
 }
 OCTAVO_INLINE float reduce_max(F32 v) { return vmaxvq_f32(v); }
+OCTAVO_INLINE F32 quad_max(F32 v) { return vdupq_n_f32(vmaxvq_f32(v)); }
 OCTAVO_INLINE unsigned lane_bits(uint32x4_t mask) {
   const uint32x4_t weights = {1, 2, 4, 8};
   return vaddvq_u32(vandq_u32(mask, weights));
@@ -67,6 +68,8 @@ OCTAVO_INLINE void store(double* p, const LaneSums& sums) {
 
 using I32 = int32x4_t;
 OCTAVO_INLINE I32 set1_i32(std::int32_t x) { return vdupq_n_s32(x); }
+OCTAVO_INLINE I32 add(I32 a, I32 b) { return vaddq_s32(a, b); }
+OCTAVO_INLINE I32 times_256(I32 v) { return vshlq_n_s32(v, 8); }
 OCTAVO_INLINE F32 to_float(I32 v) { return vcvtq_f32_s32(v); }
 OCTAVO_INLINE F32 load_half(const std::uint16_t* p) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
@@ -91,6 +94,7 @@ struct DotWidened {
   static OCTAVO_INLINE W all(Raw v) { return v; }
   static OCTAVO_INLINE W4 low(Raw v) { return vandq_u8(v, vdupq_n_u8(15)); }
   static OCTAVO_INLINE W4 high(Raw v) { return vshrq_n_u8(v, 4); }
+  static OCTAVO_INLINE W4 nibbles(Raw v, int shift) { return shift ? high(v) : low(v); }
   static OCTAVO_INLINE X broadcast(const std::int8_t* p) {
     std::int32_t quad;
     __builtin_memcpy(&quad, p, 4);

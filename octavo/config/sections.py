@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from octavo.contracts.pooling_params import PoolingType
+
 DtypeName = Literal["auto", "float32", "bfloat16"]
 QuantizationName = Literal["auto", "gguf", "int8", "int4"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
@@ -36,7 +38,7 @@ class ModelConfig:
     dtype: DtypeName = option("auto", "weights and KV cache: float32, bfloat16; auto follows both")
     quantization: QuantizationName = option(
         "auto",
-        "gguf: its blocks as stored; int8, int4: any checkpoint; auto: none, values in dtype",
+        "gguf: its blocks as stored; int8, int4: any checkpoint; auto: gguf unless dtype is given",
     )
     max_model_len: int | None = option(None, "most tokens of prompt and output; None: the model's")
     load_format: LoadFormat = option("auto", "auto, safetensors, gguf, dummy (random weights)")
@@ -49,6 +51,9 @@ class ModelConfig:
         "raw_logprobs", "logprobs of the raw or of the processed distribution, or its logits"
     )
     logits_processors: tuple[str, ...] = option((), "logits processor classes, as module:Class")
+    pooling_type: PoolingType = option(
+        "LAST", "of the vectors of embedding requests: the last token's, the mean of all, the first"
+    )
     reasoning_start_str: str = option("<think>", "how the model begins its reasoning")
     reasoning_end_str: str = option("</think>", "how it ends it; see thinking_token_budget")
 

@@ -219,6 +219,8 @@ class RequestOutput:
         prompt_logprobs: per prompt token {token id: Logprob}, the token itself first; None for the
             first, which nothing comes before, and for those before `prompt_logprob_start`. None if
             not asked for, or if the request ended early.
+        pooled: [dimensions] float32, the vector of a pooling request; its one completion has no
+            tokens, and tells how it ended. None of other requests, and of one that failed.
     """
 
     request_id: str
@@ -228,3 +230,50 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    pooled: np.ndarray | None = None
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """What a pooling request is answered: `data` [dimensions] float32."""
+
+    data: np.ndarray
+
+    @property
+    def embedding(self) -> list[float]:
+        """The vector as a list."""
+        values: list[float] = self.data.tolist()
+        return values
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """The answer to one pooling request.
+
+    Attributes:
+        num_cached_tokens: as in `RequestOutput`.
+    """
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """How near two texts are: `score`, the cosine of their vectors."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """The answer to one pair of texts; `prompt_token_ids` are the first's, then the second's."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True

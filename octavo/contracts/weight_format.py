@@ -2,8 +2,8 @@
 
 A quantized weight [N, K] holds small codes; its values are `scale * (code - zero_point)` or, with
 minima, `scale * code + min`, where a scale (and a minimum) belongs to one output and a group of K,
-or to all of an output. The rows that it multiplies are quantized to int8 by the same groups, and a
-group's products are summed as integers. `csrc/api/types.h` has the layouts.
+or to all of an output. The rows that it multiplies are quantized by the same groups, and a group's
+products are summed as integers (kernels/ops.py). `csrc/api/types.h` has the layouts.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Grouping:
         has_min: a group has a minimum, too.
         wide: scales are float32; otherwise float16.
         per_output: an output's weights share one scale; only activations are grouped.
+        has_outlier: four activations of a group have 16 bits, all others 8.
     """
 
     bits: int
@@ -31,6 +32,7 @@ class Grouping:
     has_min: bool = False
     wide: bool = False
     per_output: bool = False
+    has_outlier: bool = True
 
 
 class WeightFormat(enum.Enum):
@@ -68,7 +70,7 @@ class WeightFormat(enum.Enum):
 
 
 _GROUPINGS = {
-    "int8": Grouping(8, 64, wide=True, per_output=True),
+    "int8": Grouping(8, 64, wide=True, per_output=True, has_outlier=False),
     "int8_g32": Grouping(8, 32),
     "int8_g32_min": Grouping(8, 32, has_min=True, wide=True),
     "int8_g16": Grouping(8, 16, wide=True),

@@ -180,6 +180,10 @@ class Request:
         # KV holds no logits, so cached tokens would lack their logprobs.
         prompt_logprobs = None if params is None else params.prompt_logprobs
         self.skips_prefix_cache = prompt_logprobs is not None
+        # Nor hidden states: all pooling but the last token's needs those of the whole prompt.
+        pooling = engine_request.pooling_params
+        if pooling is not None:
+            self.skips_prefix_cache = pooling.pooling_type != "LAST"
         self.logprobs_per_prompt_token = 0
         self.first_prompt_logprob = 1
         self.repetition: RepetitionDetector | None = None
@@ -300,15 +304,17 @@ def check_request(request: EngineRequest, max_model_len: int, max_len: int) -> N
             f"token id {shown(low if low < 0 else high)} must be in 0…{_MAX_TOKEN_ID}",
             param="prompt",
         )
-    if len(prompt) + 1 > max_model_len:
+    num_more = 0 if request.sampling_params is None else 1
+    also = " and one more token" if num_more else ""
+    if len(prompt) + num_more > max_model_len:
         raise PromptTooLongError(
-            f"the prompt has {len(prompt)} tokens; with max_model_len={max_model_len} it may have "
-            f"at most {max_model_len - 1}, so that one more fits",
+            f"the prompt has {len(prompt)} tokens; max_model_len={max_model_len} fits one of at "
+            f"most {max_model_len - num_more}{also}",
             param="prompt",
         )
-    if len(prompt) + 1 > max_len:
+    if len(prompt) + num_more > max_len:
         raise RequestError(
             f"the prompt has {len(prompt)} tokens; the KV cache, when empty, fits one of at most "
-            f"{max_len - 1} and one more token: shorten it, or give the KV cache more blocks",
+            f"{max_len - num_more}{also}: shorten it, or give the KV cache more blocks",
             param="prompt",
         )

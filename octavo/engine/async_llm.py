@@ -17,10 +17,12 @@ from octavo.contracts.kv_spec import BLOCK_SIZE
 from octavo.contracts.messages import (
     EngineOutputs,
     FinishReason,
+    PoolingRequestOutput,
     RequestOutput,
     SchedulerStats,
     ServiceClass,
 )
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.beam_search import begin_beam_search
 from octavo.engine.core_client import AsyncCoreClient
@@ -29,6 +31,7 @@ from octavo.engine.input_processor import InputProcessor, ProcessedRequest, Prom
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor, ParserOf
 from octavo.engine.output_stream import OutputStream
+from octavo.engine.pooling import pooling_output
 from octavo.engine.socket_client import SocketClient
 from octavo.errors import DuplicateIdError, EngineDeadError, RequestError
 from octavo.log import get_logger
@@ -82,6 +85,7 @@ class AsyncLLM:
             self.config.model,
             tokenizer,
             vocab_size=info.vocab_size,
+            hidden_size=info.hidden_size,
             generation_config=generation_config,
         )
         self._output_processor = OutputProcessor(tokenizer)
@@ -225,6 +229,26 @@ class AsyncLLM:
                 await asyncio.gather(*tasks, return_exceptions=True)
         finish = partial(search.request_output, skip_special_tokens=skip_special_tokens)
         return await self._in_thread(finish, self.tokenizer)
+
+    async def encode(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """The vector of one prompt: a single output. Leaving the generator aborts the request.
+
+        Raises:
+            RequestError, EngineDeadError: as `generate`.
+            RequestFailedError: the request failed, or was aborted.
+        """
+        self._ensure_accepting()
+        process = partial(self._input_processor.process, priority=priority, cache_salt=cache_salt)
+        request = await self._in_thread(process, request_id, prompt, pooling_params)
+        yield pooling_output(await self._last_of(request))
 
     async def abort(self, request_id: str) -> None:
         """End a request: its generator gives a last output with finish_reason "abort"."""

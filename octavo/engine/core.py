@@ -27,6 +27,8 @@ from octavo.contracts.messages import (
     FinishReason,
     SchedulerStats,
 )
+from octavo.contracts.pooling_params import PoolingParams
+from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.step import RunnerOutput, SchedulerOutput
 from octavo.core.block_hash import load_hash_secret
 from octavo.core.scheduler import Scheduler
@@ -117,7 +119,7 @@ class EngineCore:
             RequestError: a duplicate id, it can never fit, or it asks for what there is not.
         """
         self._ensure_alive()
-        _check_request(request, self.info.vocab_size)
+        _check_request(request, self.info.vocab_size, self.info.hidden_size)
         if request.grammar is not None and self._structured is None:
             raise RequestError(
                 "structured outputs need the model's tokenizer, which this engine was not given",
@@ -306,21 +308,10 @@ def _hash_secret() -> bytes | None:
         return None
 
 
-def _check_request(request: EngineRequest, vocab_size: int) -> None:
+def _check_request(request: EngineRequest, vocab_size: int, hidden_size: int) -> None:
     """What the front end should have seen to: a core does not trust its clients."""
-    params = request.sampling_params
-    if params is None:
-        raise RequestError("a request needs sampling_params", param="sampling_params")
-    if params.seed is None:
-        raise RequestError("the front end must give a seed", param="seed")
-    if request.pooling_params is not None:
-        raise RequestError("pooling_params are not supported yet", param="pooling_params")
     if request.lora_name is not None:
         raise RequestError("lora_name is not supported yet", param="lora_name")
-    if params.structured_outputs is not None:
-        raise RequestError(
-            "structured_outputs must come as the request's grammar", param="structured_outputs"
-        )
     if request.extras:
         raise RequestError(f"extras {sorted(request.extras)} are unknown", param="extras")
     for name in ("prompt_token_ids", "eos_token_ids"):
@@ -331,6 +322,26 @@ def _check_request(request: EngineRequest, vocab_size: int) -> None:
     if request.thinking is not None:
         for ids in (request.thinking.start_ids, request.thinking.end_ids):
             _check_ids("thinking", ids, vocab_size)
+    params, pooling = request.sampling_params, request.pooling_params
+    if pooling is not None:
+        _check_pooling(pooling, hidden_size)
+    if params is not None:
+        _check_sampling(params, vocab_size)
+
+
+def _check_pooling(params: PoolingParams, hidden_size: int) -> None:
+    if params.pooling_type is None:
+        raise RequestError("the front end must give a pooling type", param="pooling_type")
+    params.check_hidden_size(hidden_size)
+
+
+def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    if params.seed is None:
+        raise RequestError("the front end must give a seed", param="seed")
+    if params.structured_outputs is not None:
+        raise RequestError(
+            "structured_outputs must come as the request's grammar", param="structured_outputs"
+        )
     params.check_vocabulary(vocab_size)
 
 

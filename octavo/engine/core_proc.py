@@ -104,6 +104,7 @@ class CoreProcess:
             config=core.config,
             memory_plan=core.info.memory_plan,
             vocab_size=core.info.vocab_size,
+            hidden_size=core.info.hidden_size,
             kv_cache_dtype=kv_dtype.value if kv_dtype is not None else "none",
         )
         self._sockets.send(_OWNER, wire.Ready(info=self._info))

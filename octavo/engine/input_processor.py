@@ -17,13 +17,15 @@ import msgspec
 
 from octavo.config.sections import ModelConfig
 from octavo.contracts.messages import EngineRequest, ServiceClass, Thinking, engine_request_ids
-from octavo.contracts.sampling_params import SamplingParams
+from octavo.contracts.pooling_params import PoolingParams
+from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.bad_words import encode_bad_words
 from octavo.engine.params_rules import (
     check_logits_processors,
     check_num_logprobs,
     per_completion,
 )
+from octavo.engine.pooling import engine_request_of
 from octavo.engine.stop_regex import check_stop_regexes
 from octavo.errors import ModelError, PromptTooLongError, RequestError, shown
 from octavo.sample.logits_processor import load_logits_processors
@@ -61,7 +63,7 @@ class ProcessedRequest:
 
     Attributes:
         prompt: the text, where it was given as text.
-        params: with `seed` and `max_tokens` set.
+        params: with `seed` and `max_tokens` set; neutral ones for a pooling request.
         engine_requests: one per completion, in order of index.
     """
 
@@ -82,6 +84,7 @@ class InputProcessor:
     Args:
         config: resolved (`max_model_len` is set).
         vocab_size: rows of the model's embedding; ids are 0 … vocab_size-1.
+        hidden_size: of the model.
         generation_config: the model's generation_config.json, {} where there is none. Its
             end-of-sequence ids always count.
 
@@ -99,6 +102,7 @@ class InputProcessor:
         tokenizer: Tokenizer,
         *,
         vocab_size: int,
+        hidden_size: int,
         generation_config: Mapping[str, Any],
     ) -> None:
         assert config.max_model_len is not None
@@ -107,6 +111,7 @@ class InputProcessor:
         self._max_model_len = config.max_model_len
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
+        self._hidden_size = hidden_size
         self._generation_config = generation_config if config.generation_config == "auto" else {}
         self._eos_token_ids = end_token_ids(tokenizer, generation_config, vocab_size)
         self._seed = config.seed
@@ -140,13 +145,13 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: PromptType,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         *,
         priority: int = 0,
         service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
     ) -> ProcessedRequest:
-        """Check, tokenize and complete one request.
+        """Check, tokenize and complete one request: for text, or for a vector (PoolingParams).
 
         Args:
             prompt: text, ids, {"prompt": text} or {"prompt_token_ids": ids}; the last two may
@@ -159,9 +164,10 @@ class InputProcessor:
             RequestError: what is wrong with it.
         """
         _check_request_id(request_id)
-        if not isinstance(params, SamplingParams):
+        if not isinstance(params, (SamplingParams, PoolingParams)):
             raise RequestError(
-                f"sampling_params must be SamplingParams, not {type(params).__name__}",
+                "sampling_params must be SamplingParams (or pooling_params PoolingParams), not "
+                f"{type(params).__name__}",
                 param="sampling_params",
             )
         if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
@@ -169,11 +175,29 @@ class InputProcessor:
                 f"priority={shown(priority)} must be an integer in {PRIORITY_MIN}…{PRIORITY_MAX}",
                 param="priority",
             )
-        text, token_ids, salt = self._read_prompt(prompt)
+        num_more = 1 if isinstance(params, SamplingParams) else 0
+        text, token_ids, salt = self._read_prompt(prompt, num_more)
         if salt is not None and cache_salt is not None:
             raise RequestError("cache_salt is given twice; give it once", param="cache_salt")
         salt = cache_salt if salt is None else salt
         _check_cache_salt(salt)
+        if isinstance(params, PoolingParams):
+            request = engine_request_of(
+                request_id,
+                token_ids,
+                params,
+                pooling_type=self.config.pooling_type,
+                hidden_size=self._hidden_size,
+                priority=priority,
+                cache_salt=salt,
+            )
+            return ProcessedRequest(
+                request_id=request_id,
+                prompt=text,
+                prompt_token_ids=token_ids,
+                params=SamplingParams(detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY),
+                engine_requests=[request],
+            )
         params = msgspec.structs.replace(params)  # checks it anew: fields can be set
         params.check_vocabulary(self.vocab_size)
         grammar = None
@@ -217,8 +241,9 @@ class InputProcessor:
 
     # ---------------------------------------------------------------- the prompt
 
-    def _read_prompt(self, prompt: Any) -> tuple[str | None, list[int], Any]:
-        """Text (where given), ids and salt of a prompt in any of its forms."""
+    def _read_prompt(self, prompt: Any, num_more: int) -> tuple[str | None, list[int], Any]:
+        """Text (where given), ids and salt of a prompt in any of its forms, which leaves room for
+        `num_more` tokens."""
         salt = None
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
@@ -238,9 +263,9 @@ class InputProcessor:
                 if isinstance(prompt, str) or not isinstance(prompt, (list, tuple)):
                     raise _wrong_type("prompt_token_ids", prompt, "a list of ints")
         if isinstance(prompt, str):
-            return prompt, self._tokenize(prompt), salt
+            return prompt, self._tokenize(prompt, num_more), salt
         if isinstance(prompt, (list, tuple)):
-            return None, self._check_ids(prompt), salt
+            return None, self._check_ids(prompt, num_more), salt
         raise _wrong_type("prompt", prompt, "a string, a list of token ids or a dict")
 
     def check_num_chars(self, num_chars: int, *, param: str = "prompt") -> None:
@@ -257,15 +282,15 @@ class InputProcessor:
                 param=param,
             )
 
-    def _tokenize(self, text: str) -> list[int]:
+    def _tokenize(self, text: str, num_more: int) -> list[int]:
         self.check_num_chars(len(text))
         _check_unicode("prompt", text)
         token_ids = self._tokenizer.encode(text)
-        self._check_length(len(token_ids))
+        self._check_length(len(token_ids), num_more)
         return token_ids
 
-    def _check_ids(self, ids: Sequence[Any]) -> list[int]:
-        self._check_length(len(ids))
+    def _check_ids(self, ids: Sequence[Any], num_more: int) -> list[int]:
+        self._check_length(len(ids), num_more)
         if set(map(type, ids)) != {int}:
             for i in ids:
                 if isinstance(i, bool) or not isinstance(i, Integral):
@@ -282,16 +307,17 @@ class InputProcessor:
                 )
         return token_ids
 
-    def _check_length(self, num_tokens: int) -> None:
+    def _check_length(self, num_tokens: int, num_more: int) -> None:
         if num_tokens == 0:
             raise RequestError(
                 "the prompt is empty: the model needs at least one token to go on from",
                 param="prompt",
             )
-        if num_tokens >= self._max_model_len:
+        if num_tokens + num_more > self._max_model_len:
+            also = "with at least 1 token to generate " if num_more else ""
             raise PromptTooLongError(
-                f"the prompt has {num_tokens} tokens; with at least 1 token to generate that is "
-                f"more than max_model_len={self._max_model_len}; shorten the prompt",
+                f"the prompt has {num_tokens} tokens; {also}that is more than "
+                f"max_model_len={self._max_model_len}; shorten the prompt",
                 param="prompt",
             )
 

@@ -11,6 +11,7 @@ from typing import Any
 from octavo.config.engine import EngineConfig
 from octavo.contracts.features import SchedulerHook
 from octavo.contracts.messages import RequestOutput, SchedulerStats
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.core import EngineCore
 from octavo.engine.core_client import CoreClient, InprocClient
@@ -54,6 +55,7 @@ class LLMEngine:
             self.config.model,
             tokenizer,
             vocab_size=self.info.vocab_size,
+            hidden_size=self.info.hidden_size,
             generation_config=generation_config,
         )
         self._output_processor = OutputProcessor(tokenizer)
@@ -93,7 +95,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: PromptType,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         *,
         priority: int = 0,
         cache_salt: str | None = None,

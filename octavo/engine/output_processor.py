@@ -28,6 +28,8 @@ from octavo.errors import DuplicateIdError
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from octavo.engine.tokenizer import Tokenizer
 
 
@@ -167,6 +169,7 @@ class _Request:
         self._interval = request.params.stream_interval
         self._num_best = request.params.n if is_ranked else None
         self.num_cached_tokens = 0
+        self.pooled: np.ndarray | None = None
         # Of the first token, that nothing comes before, there is none.
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if request.params.prompt_logprobs is not None:
@@ -219,6 +222,7 @@ class _Request:
             finished=finished,
             num_cached_tokens=self.num_cached_tokens,
             prompt_logprobs=self.prompt_logprobs if complete else None,
+            pooled=self.pooled,
         )
 
 
@@ -276,6 +280,8 @@ class _Completion:
             if not output.new_token_ids and output.finish_reason is None:
                 return
         self.changed = True
+        if output.pooling_output is not None:
+            self.request.pooled = output.pooling_output
         ended = output.finish_reason
         piece = self._detokenizer.push(
             output.new_token_ids, stop_token=ended is FinishReason.STOP, finished=ended is not None

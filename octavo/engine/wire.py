@@ -78,6 +78,7 @@ class CoreInfo(msgspec.Struct, kw_only=True):
     config: EngineConfig
     memory_plan: MemoryPlan
     vocab_size: int
+    hidden_size: int
     kv_cache_dtype: str
 
 

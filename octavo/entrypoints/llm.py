@@ -10,13 +10,23 @@ from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from octavo.config.engine import EngineConfig
 from octavo.contracts.beam_search_params import BeamSearchParams
-from octavo.contracts.messages import RequestOutput, SchedulerStats
+from octavo.contracts.messages import (
+    PoolingRequestOutput,
+    RequestOutput,
+    SchedulerStats,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.beam_search import BeamSearchOutput, begin_beam_search
 from octavo.engine.input_processor import ProcessedRequest, PromptType
 from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.pooling import cosine, pooling_output
 from octavo.entrypoints.interrupts import deferred_interrupt
 from octavo.entrypoints.progress import generation_progress
 from octavo.errors import EngineDeadError, RequestError
@@ -102,15 +112,7 @@ class LLM:
         priorities = (
             [0] * len(items) if priority is None else _one_each("priority", priority, len(items))
         )
-        requests = []
-        for i, (prompt, p, level) in enumerate(zip(items, params, priorities)):
-            with _naming("prompts", i, len(items)):
-                requests.append(
-                    self.llm_engine.input_processor.process(
-                        str(next(self._request_numbers)), prompt, p, priority=level
-                    )
-                )
-        return self._run(requests, use_tqdm)
+        return self._run(self._processed(items, params, priorities), use_tqdm)
 
     def chat(
         self,
@@ -199,6 +201,96 @@ class LLM:
         for outputs in self._steps([request]):
             yield from outputs
 
+    # ---------------------------------------------------------------- vectors
+
+    def encode(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """The vectors of prompts, pooled from the model's final hidden states.
+
+        Args:
+            prompts: as for `generate`.
+            pooling_params: one for all, one each, or None for the defaults.
+
+        Returns:
+            One output per prompt, in their order: `.outputs.data` [dimensions] float32, or
+            `.outputs.embedding`, the same as a list.
+
+        Raises:
+            RequestError, EngineDeadError, KeyboardInterrupt: as `generate`.
+            RequestFailedError: one of them failed while it ran.
+        """
+        items = _as_prompts(prompts)
+        if pooling_params is None:
+            pooling_params = PoolingParams()
+        if isinstance(pooling_params, PoolingParams):
+            params = [pooling_params] * len(items)
+        else:
+            params = _one_each("pooling_params", pooling_params, len(items))
+            for i, p in enumerate(params):
+                if not isinstance(p, PoolingParams):
+                    raise RequestError(
+                        f"pooling_params[{i}] must be PoolingParams, not {type(p).__name__}",
+                        param="pooling_params",
+                    )
+        requests = self._processed(items, params, [0] * len(items))
+        return [pooling_output(output) for output in self._run(requests, use_tqdm)]
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """The embeddings of prompts: `encode` under the name of its one task."""
+        return self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
+
+    def score(
+        self,
+        data_1: PromptType | Sequence[PromptType],
+        data_2: PromptType | Sequence[PromptType],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How near texts are, pair by pair: the cosine of their vectors.
+
+        Args:
+            data_1: one text for all of `data_2`, or as many as there.
+            pooling_params: of all vectors; they are always normalized.
+
+        Raises:
+            RequestError: the numbers of texts do not match; and as `encode`.
+        """
+        queries, documents = _as_prompts(data_1), _as_prompts(data_2)
+        if len(queries) != len(documents) and len(queries) != 1:
+            raise RequestError(
+                f"data_1 has {len(queries)} texts and data_2 {len(documents)}; give one in data_1, "
+                "or as many",
+                param="data_1",
+            )
+        given = PoolingParams() if pooling_params is None else pooling_params
+        outputs = self.encode(
+            [*queries, *documents],
+            msgspec.structs.replace(given, normalize=True),
+            use_tqdm=use_tqdm,
+        )
+        first, second = outputs[: len(queries)], outputs[len(queries) :]
+        return [
+            ScoringRequestOutput(
+                request_id=b.request_id,
+                outputs=ScoringOutput(cosine(a.outputs.data, b.outputs.data)),
+                prompt_token_ids=a.prompt_token_ids + b.prompt_token_ids,
+                num_cached_tokens=a.num_cached_tokens + b.num_cached_tokens,
+            )
+            for a, b in zip(first * (len(second) if len(first) == 1 else 1), second)
+        ]
+
     # ---------------------------------------------------------------- the rest
 
     def get_tokenizer(self) -> Tokenizer:
@@ -248,6 +340,23 @@ class LLM:
         if isinstance(params, SamplingParams):
             return [params] * count
         return _one_each("sampling_params", params, count)
+
+    def _processed(
+        self,
+        prompts: Sequence[PromptType],
+        params: Sequence[SamplingParams | PoolingParams],
+        priorities: Sequence[int],
+    ) -> list[ProcessedRequest]:
+        """One request per prompt. Raises RequestError, which names the prompt."""
+        requests = []
+        for i, (prompt, p, level) in enumerate(zip(prompts, params, priorities)):
+            with _naming("prompts", i, len(prompts)):
+                requests.append(
+                    self.llm_engine.input_processor.process(
+                        str(next(self._request_numbers)), prompt, p, priority=level
+                    )
+                )
+        return requests
 
     def _run(self, requests: list[ProcessedRequest], use_tqdm: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}

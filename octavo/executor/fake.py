@@ -1,7 +1,7 @@
 """An executor without a model: what the engine around it costs is what remains to be measured.
 
-Its tokens are a fixed function of a request's length, so that runs repeat; its steps take as long
-as they are told to (`fake_step_time`).
+Its tokens and vectors are a fixed function of a request's length, so that runs repeat; its steps
+take as long as they are told to (`fake_step_time`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 
+import numpy as np
+
 from octavo.config.engine import EngineConfig
 from octavo.contracts.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroup, MemoryPlan
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.step import GrammarOutput, RunnerOutput, SchedulerOutput
 from octavo.contracts.tensor import DType
 from octavo.executor.base import Executor, ExecutorInfo
@@ -32,6 +35,7 @@ class FakeExecutor(Executor):
         self._config = config
         self._model = build_model(files.config)
         self._lengths: dict[str, int] = {}
+        self._pooling: dict[str, PoolingParams] = {}
         self._step: SchedulerOutput | None = None
 
     def start(self) -> ExecutorInfo:
@@ -57,6 +61,7 @@ class FakeExecutor(Executor):
             kv_cache_config=kv,
             memory_plan=plan,
             vocab_size=self._model.vocab_size,
+            hidden_size=self._model.hidden_size,
         )
 
     def execute_model(self, step: SchedulerOutput) -> None:
@@ -68,8 +73,11 @@ class FakeExecutor(Executor):
         time.sleep(self._config.device.fake_step_time)
         for request_id in (*step.finished_request_ids, *step.preempted_request_ids):
             lengths.pop(request_id, None)
+            self._pooling.pop(request_id, None)
         for new in step.new_requests:
             lengths[new.request_id] = len(new.token_ids)
+            if new.pooling_params is not None:
+                self._pooling[new.request_id] = new.pooling_params
         sampling = set(step.samples)
         sampled: list[list[int]] = []
         for request_id in step.num_scheduled_tokens:
@@ -84,9 +92,21 @@ class FakeExecutor(Executor):
                 step_id=step.step_id,
                 request_ids=list(step.num_scheduled_tokens),
                 sampled_token_ids=sampled,
+                pooler_outputs={
+                    request_id: self._vector(request_id)
+                    for request_id in step.num_scheduled_tokens
+                    if request_id in self._pooling
+                },
             )
         )
         return future
+
+    def _vector(self, request_id: str) -> np.ndarray:
+        """A unit vector [dimensions] float32."""
+        size = self._pooling[request_id].dimensions or self._model.hidden_size
+        vector = np.zeros(size, dtype=np.float32)
+        vector[self._lengths[request_id] % size] = 1.0
+        return vector
 
     def check_health(self) -> None:
         """There is nothing that could be gone."""

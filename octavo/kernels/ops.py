@@ -11,8 +11,10 @@ read from the step: one program serves every batch.
 
 Types. The residual stream is float32. `act` marks values in the back end's activation format
 (float32 or bfloat16): only an op that takes `act` may read them. An op with a quantized weight
-quantizes them to int8 first, by groups of a row (contracts/weight_format.py):
-`scale = max |x| / 127`, `code = round(x * (127 / max |x|))`, ties to even, in float32.
+rounds them to codes first, by groups of a row (contracts/weight_format.py), in float32:
+`scale = unit / 127`, `code = round(x * (127 / unit))`, ties to even. Codes have 8 bits, and the
+unit is max |x|. Where the format says so, the quad (four neighbours) with the group's largest |x|
+has 16 bits, and the unit is the largest |x| of the others, but at least 1/257 of the group's.
 
 Invariance (DESIGN §5). Every reduction runs in one fixed order that depends only on the element's
 own row: GEMM over ascending K for every M, attention over absolute 256-token chunks of the keys and

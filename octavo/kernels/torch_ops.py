@@ -18,6 +18,7 @@ import torch.nn.functional as functional
 
 from octavo.contracts.kv_spec import NULL_BLOCK_ID, FullAttentionSpec
 from octavo.contracts.tensor import DType, bf16_to_float32
+from octavo.contracts.weight_format import Grouping
 from octavo.errors import KernelError
 from octavo.kernels.ops import (
     Activation,
@@ -56,7 +57,7 @@ class Linear:
     weight: torch.Tensor  # [N, K] float64, values as rounded to its format
     bias: torch.Tensor | None  # [N] float64, values as float32
     gated: bool
-    group: int | None = None  # of a quantized weight: K that share a scale of the rows
+    grouping: Grouping | None = None  # of a quantized weight
 
 
 @dataclass
@@ -96,8 +97,8 @@ def _map_rows(
 
 
 def _apply(linear: Linear, row: torch.Tensor) -> torch.Tensor:
-    if linear.group is not None:
-        row = quantize_row(row, linear.group)
+    if linear.grouping is not None:
+        row = quantize_row(row, linear.grouping)
     y = torch.mv(linear.weight, row)
     return y if linear.bias is None else y + linear.bias
 

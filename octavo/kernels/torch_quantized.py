@@ -16,15 +16,18 @@ _SMALLEST_MAX = 1e-30
 _CLIPS = (0.0, 0.03, 0.06, 0.1, 0.15)
 
 
-def quantize_row(row: torch.Tensor, group: int) -> torch.Tensor:
-    """An activation row [K] as a quantized weight sees it: scale * code, float64, a scale per
-    `group` of K."""
-    x = _grouped(row.float()[None], group)
+def quantize_row(row: torch.Tensor, grouping: Grouping) -> torch.Tensor:
+    """An activation row [K] as a weight of this grouping sees it: scale * code, float64."""
+    x = _grouped(row.float()[None], grouping.group)
     top = x.abs().amax(-1, keepdim=True)
     usable = top > _SMALLEST_MAX
-    inverse = torch.full_like(top, 127) / top  # 127 / top would be 127 times its reciprocal
+    unit = top  # has the code 127
+    if grouping.has_outlier:
+        quads = x.abs().unflatten(-1, (-1, 4)).amax(-1)
+        unit = torch.maximum(quads.topk(2).values[..., 1:], top / 257)
+    inverse = torch.full_like(unit, 127) / unit  # 127 / unit would be 127 times its reciprocal
     codes = torch.where(usable, torch.round(x * inverse), 0)
-    scale = torch.where(usable, top / 127, 0)
+    scale = torch.where(usable, unit / 127, 0)
     return (codes.double() * scale.double()).reshape(-1)[: len(row)]
 
 

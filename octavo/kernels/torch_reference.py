@@ -194,7 +194,7 @@ class TorchReferenceBackend(Backend):
         bias_row = None if bias is None else torch.cat([_float64(part) for part in bias])
         need(bias_row is None or len(bias_row) == len(weight), "bias and weight differ in rows")
         nbytes = weight.nbytes + (0 if bias_row is None else bias_row.nbytes)
-        linear = Linear(weight, bias_row, gated, grouping.group if grouping else None)
+        linear = Linear(weight, bias_row, gated, grouping)
         return Weight(Packed(linear), tuple(weight.shape), nbytes)
 
     def pack_embedding(self, table: HostTensor, *, format: WeightFormat | None = None) -> Weight:

@@ -26,6 +26,7 @@ class CausalLM(ABC):
     """
 
     vocab_size: int
+    hidden_size: int
     max_position: int
     num_layers: int
 
@@ -67,4 +68,5 @@ class CausalLM(ABC):
     def head(self, ops: Ops) -> None:
         """The last stage's part from the input "hidden_states" to the outputs "logits" and
         "argmax", as in `forward`: of rows that come back later (prompt log probabilities, steps
-        with many rows)."""
+        with many rows). And "last_hidden_state" [R, hidden_size] act, the rows after the last
+        norm, which pooling reads."""

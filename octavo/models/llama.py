@@ -209,6 +209,7 @@ class LlamaForCausalLM(Module, CausalLM):
         self._first, self._last = layers[0] == 0, layers[-1] == everything[-1]
         self._config = config
         self.vocab_size = config.vocab_size
+        self.hidden_size = config.hidden_size
         self.max_position = config.max_position
         self.num_layers = len(layers)
 
@@ -273,13 +274,15 @@ class LlamaForCausalLM(Module, CausalLM):
             x = layer(ops, x)
         ops.output("hidden_states", x)
         if self._last:
-            self._logits(ops, x)
+            self._logits(ops, self.norm(ops, ops.select_rows(x)))
 
     def head(self, ops: Ops) -> None:
-        self._logits(ops, ops.input("hidden_states", self._config.hidden_size))
+        x = ops.select_rows(ops.input("hidden_states", self._config.hidden_size))
+        x = self.norm(ops, x)
+        ops.output("last_hidden_state", x)
+        self._logits(ops, x)
 
     def _logits(self, ops: Ops, x: Value) -> None:
-        """x [T, D] float32, the residual stream."""
-        x = self.norm(ops, ops.select_rows(x))
+        """x [R, D] act, after the last norm."""
         ops.output("logits", self.lm_head(ops, x))
         ops.output("argmax", self.lm_head.argmax(ops, x))

@@ -13,6 +13,11 @@ _QUANTIZATIONS: dict[str, type[Quantization]] = {
 }
 
 
-def quantization_of(quantization: str) -> Quantization:
-    """The quantization that the configuration asks for; "auto" is none."""
-    return UNQUANTIZED if quantization == "auto" else _QUANTIZATIONS[quantization]()
+def quantization_of(quantization: str, dtype: str) -> Quantization:
+    """The quantization that two options of the configuration ask for.
+
+    "auto" keeps the blocks of GGUF files, unless a dtype asks for their values in it.
+    """
+    if quantization != "auto":
+        return _QUANTIZATIONS[quantization]()
+    return GGUFQuantization() if dtype == "auto" else UNQUANTIZED

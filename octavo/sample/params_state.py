@@ -38,7 +38,7 @@ class StagedColumns:
 def sampling_params_of(request: NewRequestData) -> SamplingParams:
     """The request's sampling parameters. Raises RequestError where it has none."""
     if request.sampling_params is None:
-        raise RequestError("pooling is not supported; send sampling parameters", param=None)
+        raise RequestError("a request that samples needs sampling_params", param="sampling_params")
     return request.sampling_params
 
 

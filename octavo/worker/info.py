@@ -19,3 +19,4 @@ class ExecutorInfo:
     kv_cache_config: KVCacheConfig
     memory_plan: MemoryPlan
     vocab_size: int
+    hidden_size: int

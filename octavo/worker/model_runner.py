@@ -35,6 +35,7 @@ from octavo.sample.logprobs import PromptChunk, PromptLogprobs
 from octavo.sample.sampler import NOTHING_LEFT, Sampler, merged_rows
 from octavo.sample.stage import MaskedRows, SampleBatch
 from octavo.worker.logits import ForwardResult, StepForward
+from octavo.worker.pooler import NOT_FINITE, Pooler
 from octavo.worker.request_state import RequestState
 from octavo.worker.step_batch import StepBatch, StepBatchBuilder, masked_rows
 
@@ -90,11 +91,13 @@ class ModelRunner:
             backend, logprobs_mode=logprobs_mode, logits_processors=logits_processors, **sizes
         )
         self._prompt_logprobs = PromptLogprobs(backend, head, **sizes)
+        self._pooler = Pooler(backend, head, num_rows=limits.max_requests)
         self._features = tuple(features)
+        self._pooling_states: tuple[RunnerFeature, ...] = (self._pooler, *self._features)
         self._row_states: tuple[RunnerFeature, ...] = (
             *self._sampler.stages,
             self._prompt_logprobs,
-            *self._features,
+            *self._pooling_states,
         )
         self._failed: dict[str, str] = {}
         self._pending: _Pending | None = None
@@ -119,7 +122,9 @@ class ModelRunner:
         only_best = not step.grammar_request_ids and self._sampler.needs_only_best(
             self._sample_batch(batch)
         )
-        asks = self._prompt_logprobs.find(batch.rows) is not None
+        asks = any(
+            state.find(batch.rows) is not None for state in (self._prompt_logprobs, self._pooler)
+        )
         return self._forward.run(batch, only_best=only_best, hidden_states=asks)
 
     def _sample_batch(
@@ -147,6 +152,7 @@ class ModelRunner:
             batch, result = pending.ran
             tokens = self._sample(pending.step, batch, result, output, grammar)
             self._add_prompt_logprobs(batch, result.taps, output)
+            self._add_pooled(batch, result.taps, output)
         output.sampled_token_ids = [tokens.get(r, []) for r in output.request_ids]
         if self._failed:
             output.errors.update(
@@ -216,7 +222,8 @@ class ModelRunner:
         """Add a request to the batch; where that fails, it fails alone."""
         try:
             row = self._state.add_request(request)
-            for row_state in self._row_states:
+            is_pooling = request.pooling_params is not None
+            for row_state in self._pooling_states if is_pooling else self._row_states:
                 row_state.add_request(row, request)
         except RequestError as error:
             self._fail(request.request_id, str(error))
@@ -313,6 +320,14 @@ class ModelRunner:
         gathered = self._prompt_logprobs.gather(taps["hidden_states"], batch.rows, chunks)
         for index, rows in gathered.items():
             output.prompt_logprobs[batch.request_ids[index]] = rows
+
+    def _add_pooled(self, batch: StepBatch, taps: Mapping[str, Any], output: RunnerOutput) -> None:
+        """The vectors of prompts that are complete."""
+        for request_id, vector in self._pooler.pool(taps.get("hidden_states"), batch).items():
+            if np.isfinite(vector).all():
+                output.pooler_outputs[request_id] = vector
+            else:
+                self._fail(request_id, NOT_FINITE)
 
 
 def _num_accepted(sampled: Sequence[int], draft: Sequence[int]) -> int:

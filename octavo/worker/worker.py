@@ -67,7 +67,7 @@ class Worker:
         model = build_model(self._files.config)
         config = self._config.resolve(model_max_len=model.max_position)
         dtype = resolve_dtype(config.model.dtype, self._files.checkpoint_dtype)
-        quantization = quantization_of(config.model.quantization)
+        quantization = quantization_of(config.model.quantization, config.model.dtype)
         bytes_per_weight = quantization.bytes_per_weight(self._files.checkpoint_dtype, dtype)
         check_weights_fit(int(bytes_per_weight * _num_weights(model)), available)
         backend = self._backend = create_backend(
@@ -103,6 +103,7 @@ class Worker:
             kv_cache_config=kv_cache_config,
             memory_plan=plan,
             vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
         )
 
     def execute_model(self, step: SchedulerOutput) -> None:

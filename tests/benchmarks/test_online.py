@@ -37,7 +37,7 @@ def test_a_round(tmp_path: Path) -> None:
     options = [str(write_tiny_llama(model)), "--load-format=dummy"]
     options.append("--distributed-executor-backend=fake")
     prompt_file = tmp_path / "prompts.txt"
-    prompt_file.write_text("".join(f"{p}\n" for p in prompts(8)))
+    prompt_file.write_text("".join(f"{p}\n" for p in prompts(8, "seed")))
     with serve("a", tmp_path, *options) as a, serve("b", tmp_path, *options) as b:
         for server in (a, b):
             server.wait_ready(60)
@@ -89,7 +89,7 @@ def test_json() -> None:
 
 
 def test_prompts() -> None:
-    texts = prompts(3)
+    texts = prompts(3, "seed")
     assert [len(t.split()) for t in texts] == [INPUT_LEN] * 3
-    assert texts == prompts(3)
-    assert len(set(texts)) == 3
+    assert texts == prompts(3, "seed")
+    assert len({*texts, *prompts(3, "other")}) == 6

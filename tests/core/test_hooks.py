@@ -8,6 +8,7 @@ import pytest
 
 from octavo.contracts.features import Admission, RequestView, SchedulerHook
 from octavo.contracts.messages import FinishReason
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.step import RunnerOutput, SchedulerOutput
 from octavo.core.hooks import HookChain
 from octavo.core.request import Request
@@ -278,7 +279,7 @@ class TestInTheScheduler:
         core = FakeCore(budget=8)
         core.add("other", [2] * 10, max_tokens=9)
         wire = make_request("r", [1] * 20)
-        wire.sampling_params, wire.pooling_params = None, object()  # type: ignore[assignment]
+        wire.sampling_params, wire.pooling_params = None, PoolingParams(pooling_type="MEAN")
         for request_id, vector in (("r", np.ones(3, np.float32)), ("none", None)):
             wire.request_id = request_id
             core.scheduler.add_request(wire)

@@ -115,7 +115,7 @@ class TestRefusals:
         check_request(make_request("r", [1] * 63), 64, 64)
 
     def test_too_long_for_the_model(self) -> None:
-        with pytest.raises(PromptTooLongError, match=r"64 tokens; with max_model_len=64.*most 63"):
+        with pytest.raises(PromptTooLongError, match=r"64 tokens; max_model_len=64.*most 63"):
             check_request(make_request("r", [1] * 64), 64, 64)
 
     def test_too_long_for_the_pool(self) -> None:
@@ -135,6 +135,32 @@ class TestRefusals:
         with pytest.raises(RequestError, match=why) as error:
             check_request(make_request("r", prompt), 100, 100)
         assert error.value.param == "prompt"
+
+    def test_pooling_needs_no_room_for_a_token(self) -> None:
+        def pooling(length: int) -> EngineRequest:
+            return EngineRequest(
+                request_id="r",
+                prompt_token_ids=[1] * length,
+                pooling_params=PoolingParams(pooling_type="MEAN"),
+            )
+
+        check_request(pooling(64), 64, 64)
+        for limits in ((63, 64), (64, 63)):
+            with pytest.raises(RequestError, match="at most 63"):
+                check_request(pooling(64), *limits)
+
+    @pytest.mark.parametrize(("kind", "skips"), [("LAST", False), ("MEAN", True), ("CLS", True)])
+    def test_pooling_reads_the_prefix_cache_for_the_last_token_alone(
+        self, kind: Any, skips: bool
+    ) -> None:
+        wire = EngineRequest(
+            request_id="r",
+            prompt_token_ids=[1] * 40,
+            pooling_params=PoolingParams(pooling_type=kind),
+        )
+        made = Request(wire, arrival_index=0, num_groups=1, max_len=64)
+        assert made.is_pooling
+        assert made.skips_prefix_cache is skips
 
     def test_parameters_of_neither_kind_or_both(self) -> None:
         for sampling, pooling in (

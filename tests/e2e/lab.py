@@ -16,6 +16,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.model import ConfigReader
 from octavo.contracts.features import SchedulerHook
 from octavo.contracts.messages import CompletionOutput, RequestOutput
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.contracts.step import SchedulerOutput
 from octavo.engine.llm_engine import LLMEngine
@@ -56,7 +57,7 @@ class Ask:
 
     name: str
     prompt: Any
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     step: int = 0
 
 
@@ -146,7 +147,9 @@ class Lab:
         while coming or self.engine.has_unfinished_requests():
             while coming and coming[0].step <= step:
                 ask = coming.pop(0)
-                params = msgspec.structs.replace(ask.params, output_kind=_LAST_ONLY)
+                params = ask.params
+                if isinstance(params, SamplingParams):
+                    params = msgspec.structs.replace(params, output_kind=_LAST_ONLY)
                 self.engine.add_request(ask.name, ask.prompt, params)
             outputs |= {o.request_id: o for o in self.engine.step()}
             step += 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from benchmarks import accuracy
 from benchmarks.k_quants import encode
+from octavo import LLM, SamplingParams
 from octavo.contracts.tensor import DType
 from octavo.models.files import ModelFiles, resolve_model
 
@@ -32,6 +35,27 @@ def check(files: ModelFiles, name: str, num_tokens: int) -> None:
 @pytest.mark.parametrize("name", ["q4_1", "int8"])
 def test_mean_kl_on_a_short_text(files: ModelFiles, name: str) -> None:
     check(files, name, 100)
+
+
+PROMPTS = (
+    "What is the capital of France?",  # the first tokens "The" and "L" are 0.08 nats apart
+    "What is the capital of Germany?",
+    "Name three primary colors.",
+    "Who wrote Romeo and Juliet?",
+)
+
+
+def test_answers_of_blocks_as_stored_are_those_of_their_values(smollm2_path: Path) -> None:
+    def answers(**options: Any) -> list[str]:
+        llm = LLM(str(smollm2_path), num_threads=1, **options)
+        params = SamplingParams(temperature=0, max_tokens=16)
+        chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+        with closing(llm):
+            return [output.outputs[0].text for output in llm.chat(chats, params)]
+
+    packed = answers()
+    assert packed[0] == "The capital of France is Paris."
+    assert packed == answers(dtype="float32")
 
 
 @pytest.mark.slow

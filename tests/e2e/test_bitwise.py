@@ -285,10 +285,8 @@ def smollm2_probes() -> list[Ask]:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("dtype", [*DTYPES, "gguf"])  # gguf: Q4_1 and Q8_0, as they are stored
+@pytest.mark.parametrize("dtype", [*DTYPES, "auto"])  # auto: Q4_1 and Q8_0, as they are stored
 def test_smollm2(smollm2_path: Path, dtype: str) -> None:
-    packed = {"quantization": "gguf"} if dtype == "gguf" else {}
-    dtype = "auto" if packed else dtype
     setup = Setup(
         path=smollm2_path,
         vocab_size=49152,
@@ -300,12 +298,12 @@ def test_smollm2(smollm2_path: Path, dtype: str) -> None:
         num_steps_to_full=3,
     )
     plain = PLAIN | {"enable_prefix_caching": True, "num_gpu_blocks_override": setup.small_pool}
-    with closing(setup.lab(dtype, **plain, **packed)) as lab:
+    with closing(setup.lab(dtype, **plain)) as lab:
         reference = reference_of(setup, lab)
         check_alone(setup, reference, lab)
         check_preemptions(setup, reference, lab)
     for name, options in SMOLLM2_OPTIONS.items():
-        with closing(setup.lab(dtype, **options, **packed)) as lab:
+        with closing(setup.lab(dtype, **options)) as lab:
             for size in (7, 32):
                 lab.forget()
                 check(lab.run(_arriving(setup, size)), reference, f"among {size}, {name}")

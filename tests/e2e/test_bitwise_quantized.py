@@ -31,7 +31,7 @@ from tests.e2e.test_bitwise import (
 FORMATS: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8", "dtype": "bfloat16"},
     "int4": {"quantization": "int4", "dtype": "float32"},
-    "q8_0": {"quantization": "gguf", "dtype": "auto"},
+    "q8_0": {"dtype": "auto"},  # a GGUF file, as it is stored
 }
 
 _BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -31,6 +31,7 @@ from octavo.errors import EngineDeadError
 from octavo.executor.base import Executor, ExecutorInfo
 
 EOS, IM_START, IM_END = 256, 257, 258
+HIDDEN_SIZE = 8
 SPECIALS = {"<eos>": EOS, "<|im_start|>": IM_START, "<|im_end|>": IM_END}
 
 
@@ -151,7 +152,11 @@ class FakeExecutor(Executor):
             max_num_seqs=config.scheduler.max_num_seqs,
         )
         return ExecutorInfo(
-            config=config, kv_cache_config=kv, memory_plan=plan, vocab_size=self.vocab_size
+            config=config,
+            kv_cache_config=kv,
+            memory_plan=plan,
+            vocab_size=self.vocab_size,
+            hidden_size=HIDDEN_SIZE,
         )
 
     def execute_model(self, step: SchedulerOutput) -> None:

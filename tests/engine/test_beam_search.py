@@ -194,6 +194,7 @@ def search_over(table: list[dict[int, float]], **options: Any) -> list[tuple[lis
         ModelConfig(max_model_len=64),
         ByteTokenizer(),  # type: ignore[arg-type]
         vocab_size=259,
+        hidden_size=8,
         generation_config={},
     )
     params = BeamSearchParams(max_tokens=len(table), **options)

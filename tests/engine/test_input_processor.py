@@ -29,6 +29,7 @@ def make(
         ModelConfig(max_model_len=max_model_len, **config),
         tokenizer or ByteTokenizer(),
         vocab_size=VOCAB,
+        hidden_size=8,
         generation_config=generation_config or {},
     )
 
@@ -331,7 +332,9 @@ def test_only_the_first_completion_tells_about_the_prompt() -> None:
 
 def make_with_source(source: str, values: dict[str, Any]) -> InputProcessor:
     config = ModelConfig(max_model_len=64, generation_config=source)
-    return InputProcessor(config, ByteTokenizer(), vocab_size=VOCAB, generation_config=values)
+    return InputProcessor(
+        config, ByteTokenizer(), vocab_size=VOCAB, hidden_size=8, generation_config=values
+    )
 
 
 class TestSampling:

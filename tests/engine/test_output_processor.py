@@ -35,7 +35,11 @@ def start(
 
 def add(processor: OutputProcessor, request_id: str, **params: Any) -> None:
     inputs = InputProcessor(
-        ModelConfig(max_model_len=64), ByteTokenizer(), vocab_size=400, generation_config={}
+        ModelConfig(max_model_len=64),
+        ByteTokenizer(),
+        vocab_size=400,
+        hidden_size=8,
+        generation_config={},
     )
     processor.add_request(inputs.process(request_id, "Hi", SamplingParams(**params)))
 
@@ -225,7 +229,11 @@ class TestPromptLogprobs:
     def start(self, **params: Any) -> OutputProcessor:
         processor = OutputProcessor(ByteTokenizer())
         inputs = InputProcessor(
-            ModelConfig(max_model_len=64), ByteTokenizer(), vocab_size=400, generation_config={}
+            ModelConfig(max_model_len=64),
+            ByteTokenizer(),
+            vocab_size=400,
+            hidden_size=8,
+            generation_config={},
         )
         request = inputs.process("r", "Hello!", SamplingParams(prompt_logprobs=1, **params))
         processor.add_request(request)
@@ -273,7 +281,11 @@ class TestPromptLogprobs:
     def test_a_prompt_of_one_token_has_only_the_none(self) -> None:
         processor = OutputProcessor(ByteTokenizer())
         inputs = InputProcessor(
-            ModelConfig(max_model_len=64), ByteTokenizer(), vocab_size=400, generation_config={}
+            ModelConfig(max_model_len=64),
+            ByteTokenizer(),
+            vocab_size=400,
+            hidden_size=8,
+            generation_config={},
         )
         processor.add_request(inputs.process("r", [72], SamplingParams(prompt_logprobs=0)))
         (output,) = feed(processor, token_output("a"))

@@ -52,7 +52,7 @@ def twin(tensor: HostTensor, format: WeightFormat, x: np.ndarray) -> np.ndarray:
     """In float64, over the values of the weight and of the activations, both as rounded."""
     grouping = format.grouping
     assert grouping is not None
-    rows = torch.stack([quantize_row(row, grouping.group) for row in torch.from_numpy(x)])
+    rows = torch.stack([quantize_row(row, grouping) for row in torch.from_numpy(x)])
     return (rows @ round_weight(tensor, format).T).numpy()
 
 
@@ -82,10 +82,8 @@ def test_linear_of_any_shape(
     assert np.array_equal(alone[0], out[row])
 
 
-@all_tiers
-@all_blocks
-def test_sums_are_exact_integers(tier: str, dtype: DType) -> None:
-    """Scales of 1, and activations whose codes are themselves: the result is an integer."""
+def unit_blocks(dtype: DType) -> HostTensor:
+    """Random codes with scales of 1, [40, two blocks]."""
     kind = gguf.GGMLQuantizationType[dtype.name]
     values, size = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(3)
@@ -94,9 +92,26 @@ def test_sums_are_exact_integers(tier: str, dtype: DType) -> None:
     halves = 2 if dtype in (DType.Q4_1, DType.Q5_1, DType.Q4_K, DType.Q5_K) else 1
     start = 208 if dtype is DType.Q6_K else 0
     blocks[..., start : start + 2 * halves] = one[: 2 * halves]
-    tensor = HostTensor(blocks.reshape(40, -1), dtype, (40, 2 * values))
-    x = rng.integers(-127, 128, (9, 2 * values)).astype(np.float32)
-    x[:, ::16] = 127  # every group's largest: the scale is 1
+    return HostTensor(blocks.reshape(40, -1), dtype, (40, 2 * values))
+
+
+@all_tiers
+@all_blocks
+@pytest.mark.parametrize("outliers", [False, True], ids=["plain", "outliers"])
+def test_sums_are_exact_integers(tier: str, dtype: DType, outliers: bool) -> None:
+    """Scales of 1, and activations whose codes are themselves: the result is an integer."""
+    tensor = unit_blocks(dtype)
+    rng = np.random.default_rng(4)
+    x = rng.integers(-127, 128, (9, tensor.shape[1])).astype(np.float32)
+    x[:, ::4] = 127  # every quad's largest: the scale is 1
+    if outliers:  # one quad of every group needs 16 bits; at any place, of either sign
+        group = smallest_format({dtype}).grouping.group
+        quads = x.reshape(len(x), -1, group // 4, 4)
+        first = rng.integers(0, group // 4, quads.shape[:2])
+        at = (*np.indices(first.shape), first)
+        quads[at] = rng.integers(-300, 301, (*first.shape, 4))
+        quads[(*at, 1)] = rng.choice([-640, -384, -129, 128, 383, 385, 641], first.shape)
+        assert np.abs(x).max() > 600
     backend = BACKENDS[tier, 2]
     weight = backend.pack_linear([tensor], format=smallest_format({dtype}))
     exact = x.astype(np.int64) @ tensor.to_float32().astype(np.int64).T

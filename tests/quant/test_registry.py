@@ -8,8 +8,15 @@ from octavo.quant.registry import quantization_of
 
 
 @pytest.mark.parametrize(
-    ("quantization", "name"),
-    [("auto", "none"), ("gguf", "gguf"), ("int8", "int8"), ("int4", "int4")],
+    ("quantization", "dtype", "name"),
+    [
+        ("auto", "auto", "gguf"),
+        ("auto", "bfloat16", "none"),
+        ("auto", "float32", "none"),
+        ("gguf", "float32", "gguf"),
+        ("int8", "auto", "int8"),
+        ("int4", "bfloat16", "int4"),
+    ],
 )
-def test_names(quantization: str, name: str) -> None:
-    assert quantization_of(quantization).name == name
+def test_names(quantization: str, dtype: str, name: str) -> None:
+    assert quantization_of(quantization, dtype).name == name

@@ -76,7 +76,7 @@ def test_every_parameter_of_a_row_is_replaced_with_its_request() -> None:
 
 def test_requests_that_cannot_be_drawn_for() -> None:
     draws = DrawParams(1)
-    with pytest.raises(RequestError, match="pooling"):
+    with pytest.raises(RequestError, match="needs sampling_params"):
         draws.add_request(0, new(None))
     with pytest.raises(RequestError, match="seed"):
         draws.add_request(0, new(SamplingParams(temperature=1.0)))

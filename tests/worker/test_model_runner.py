@@ -343,7 +343,7 @@ def test_a_failed_request_stays_out_while_steps_are_in_flight() -> None:
         ([5279552648203111001], GREEDY, "token id 5279552648203111001 is not in the vocabulary"),
         ([], GREEDY, "0 tokens; a request has 1…80"),
         ([1] * 81, GREEDY, "81 tokens; a request has 1…80"),
-        ([1], None, "pooling is not supported"),
+        ([1], None, "a request that samples needs sampling_params"),
         ([1], SamplingParams(temperature=1.0), "seed=None"),
         ([2**70], GREEDY, "internal error: "),
     ],

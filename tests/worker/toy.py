@@ -138,15 +138,18 @@ class _Contexts:
 
 
 class ToyHead(Graph):
-    """Logits of contexts."""
+    """Logits of contexts; its norm changes nothing, but for NaN after POISON."""
 
     nbytes = 0
     counters = ThreadCounters()
 
     def replay(self, step: StepInputs) -> Mapping[str, np.ndarray]:
         assert len(step.token_ids) <= HEAD_LIMITS.max_tokens
-        contexts = step.extra["hidden_states"].astype(int).tolist()
-        return wanted(toy_taps([toy_logits([i for i in ids if i >= 0]) for ids in contexts]), step)
+        states = step.extra["hidden_states"]
+        contexts = states.astype(int).tolist()
+        taps = toy_taps([toy_logits([i for i in ids if i >= 0]) for ids in contexts])
+        normed = np.where((states == POISON).any(axis=1, keepdims=True), np.nan, states)
+        return wanted({"last_hidden_state": normed, **taps}, step)
 
 
 class ToyBackend:

@@ -75,6 +75,13 @@ class ServerProcess:
         children = _children(self._process.pid)
         return {"front_end": front_end, "core": sum(_cpu_seconds(pid) or 0.0 for pid in children)}
 
+    def resident_bytes(self) -> dict[str, int]:
+        """Memory that they hold now (VmRSS), by the same names; nothing on systems without
+        /proc."""
+        own = _resident_bytes(self._process.pid)
+        children = [_resident_bytes(pid) for pid in _children(self._process.pid)]
+        return {} if own is None else {"front_end": own, "core": sum(c or 0 for c in children)}
+
     def _wait_until_ready(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -126,6 +133,15 @@ def _cpu_seconds(pid: int) -> float | None:
     if (stat := _stat(pid)) is None:
         return None
     return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_bytes(pid: int) -> int | None:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+    return 1024 * int(found[1]) if found else None
 
 
 def _children(pid: int) -> list[int]:

@@ -136,7 +136,7 @@ def step_lab(config: EngineConfig, shapes: Sequence[StepShape]) -> Iterator[Step
             raise ConfigError(f"device={config.device.device!r}: only the CPU's ops are timed")
         is_dummy = source.load_format == "dummy"
         weights = dummy_weights(model, source.seed) if is_dummy else files.weights()
-        quantization = quantization_of(source.quantization)
+        quantization = quantization_of(source.quantization, source.dtype)
         load_weights(model, weights, backend, quantization)
         groups = group_layers(model.kv_specs(dtype))
         counted, graph = _capture(model, backend, groups, shapes)

@@ -18,7 +18,9 @@ from octavo.errors import (
     EngineUnresponsiveError,
     OctavoError,
     PromptTooLongError,
+    RequestAbortedError,
     RequestError,
+    RequestFailedError,
 )
 
 RETRY_AFTER_SECONDS = 1
@@ -92,6 +94,11 @@ def unavailable(message: str, code: str) -> APIError:
     return APIError(503, message, code=code, headers=headers)
 
 
+def aborted() -> APIError:
+    """A 503 for a request that the server ended."""
+    return unavailable("the request was aborted by the server", "aborted")
+
+
 def as_api_error(error: Exception) -> APIError:
     """Any exception as an answer; what is not meant for users becomes a 500 without its words."""
     if isinstance(error, APIError):
@@ -100,6 +107,10 @@ def as_api_error(error: Exception) -> APIError:
         return APIError(400, str(error), param=error.param, code="context_length_exceeded")
     if isinstance(error, RequestError):
         return bad_request(str(error), error.param)
+    if isinstance(error, RequestAbortedError):
+        return aborted()
+    if isinstance(error, RequestFailedError):
+        return APIError(500, str(error), code="request_failed")
     if isinstance(error, EngineDeadError):
         return unavailable("the engine has stopped; the server is going down", "engine_dead")
     if isinstance(error, EngineUnresponsiveError):

@@ -15,7 +15,7 @@ import msgspec
 from octavo.contracts.messages import engine_request_ids
 from octavo.entrypoints.openai.answers import PromptTokensDetails, Usage
 from octavo.entrypoints.openai.beams import beam_search_params
-from octavo.entrypoints.openai.errors import APIError, bad_request, unavailable
+from octavo.entrypoints.openai.errors import APIError, aborted, bad_request
 from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
 from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.state import MAX_CHOICES
@@ -282,7 +282,7 @@ def check_finish(completion: CompletionOutput) -> None:
     if completion.finish_reason == "error":
         raise APIError(500, completion.error or "the request failed", code="request_failed")
     if completion.finish_reason == "abort":
-        raise unavailable("the request was aborted by the server", "aborted")
+        raise aborted()
 
 
 def usage_of(

@@ -41,7 +41,7 @@ from octavo.errors import (
     EngineUnresponsiveError,
     RequestError,
 )
-from tests.engine.fakes import EOS, ByteTokenizer
+from tests.engine.fakes import EOS, HIDDEN_SIZE, ByteTokenizer
 
 BLOCK_SIZE = 16
 
@@ -159,6 +159,7 @@ class FakeEngine:
             config=self.config,
             memory_plan=plan,
             vocab_size=self.tokenizer.vocab_size,
+            hidden_size=HIDDEN_SIZE,
             kv_cache_dtype="float32",
         )
         cache = CacheInfo(
@@ -178,6 +179,7 @@ class FakeEngine:
             self.config.model,
             self.tokenizer,  # type: ignore[arg-type]
             vocab_size=self.tokenizer.vocab_size,
+            hidden_size=HIDDEN_SIZE,
             generation_config={},
         )
         self._output = OutputProcessor(self.tokenizer)  # type: ignore[arg-type]

@@ -82,11 +82,17 @@ class Live:
 
 
 @contextmanager
-def live(*args: str) -> Iterator[Live]:
+def live(*args: str, home: Path | None = None) -> Iterator[Live]:
+    """Args:
+    home: in place of the cache folder of everybody else.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if home is not None:
+        environment["OCTAVO_HOME"] = str(home)
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "serve", "--port", "0", *OPTIONS, *args],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
