@@ -237,6 +237,7 @@ class AsyncLLM:
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """The vector of one prompt: a single output. Leaving the generator aborts the request.
@@ -246,7 +247,12 @@ class AsyncLLM:
             RequestFailedError: the request failed, or was aborted.
         """
         self._ensure_accepting()
-        process = partial(self._input_processor.process, priority=priority, cache_salt=cache_salt)
+        process = partial(
+            self._input_processor.process,
+            priority=priority,
+            service_class=service_class,
+            cache_salt=cache_salt,
+        )
         request = await self._in_thread(process, request_id, prompt, pooling_params)
         yield pooling_output(await self._last_of(request))
 

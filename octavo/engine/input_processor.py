@@ -189,6 +189,7 @@ class InputProcessor:
                 pooling_type=self.config.pooling_type,
                 hidden_size=self._hidden_size,
                 priority=priority,
+                service_class=service_class,
                 cache_salt=salt,
             )
             return ProcessedRequest(

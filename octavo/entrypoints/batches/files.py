@@ -253,7 +253,7 @@ ROUTES = (
         path="/v1/files/{id}/content",
         summary="What is in a file",
         handler=get_file_content,
-        response=bytes,
+        response=str,
         media_type="application/octet-stream",
         errors=(404, 501),
     ),

@@ -149,7 +149,7 @@ class FileUpload(msgspec.Struct, kw_only=True):
             its creation.
     """
 
-    file: Annotated[bytes, Meta(extra_json_schema={"format": "binary", "contentEncoding": ""})]
+    file: Annotated[bytes, Meta(extra_json_schema={"contentEncoding": "binary"})]
     purpose: Literal["batch"]
     expires_after_anchor: Literal["created_at"] | UnsetType = msgspec.field(
         default=UNSET, name="expires_after[anchor]"

@@ -105,7 +105,7 @@ class BatchRun:
         self._service = service
         self._job = job
         self._stop = asyncio.Event()
-        self.num_left = 0
+        self.num_left = job.num_left
 
     def is_to_end(self, job: Job, now: float) -> bool:
         """Is it not to run any line, as its row is now?"""
@@ -144,7 +144,7 @@ class BatchRun:
         if job.status == "in_progress" and not self._stop.is_set():
             await self._run_lines(path)
             job = await self._refresh()
-        if not self._stop.is_set() and job.status == "in_progress":
+        if job.status == "in_progress" and not job.num_left:
             await call(Store.finalize_batch, job.id)
             job = await self._refresh()
         if job.status == "finalizing":
@@ -166,7 +166,7 @@ class BatchRun:
     async def _run_lines(self, path: Path) -> None:
         """Run the lines that have no result, until all have one or `stop`."""
         done = await self._service.call(Store.done_lines, self._job.id)
-        self.num_left = self._job.total - len(done)
+        self.num_left = self._job.num_left
         runner = LineRunner(self._answer, self._store_results, self._service.slots)
         with path.open("rb") as file:
             lines = read_lines(file, self._service.max_line_bytes, without=done)

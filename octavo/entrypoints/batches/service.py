@@ -34,6 +34,8 @@ MAX_ACTIVE = 16
 POLL_SECONDS = 1.0
 """How soon this process hears of what another one, with the same folder, has stored."""
 SWEEP_SECONDS = 60.0
+RETRY_SECONDS = 30.0
+"""After a failure of the store (the disk, the database)."""
 
 
 class BatchService:
@@ -107,19 +109,22 @@ class BatchService:
     async def run(self) -> None:
         """Run batches until this is cancelled. What is in flight then will run again."""
         tasks: dict[str, asyncio.Task[None]] = {}
+        swept = time.monotonic()
         try:
-            swept = time.monotonic()
             while True:
                 self._news.clear()
-                if self._exists() and await self.call(Store.take_lock):
-                    await self._look(tasks)
-                    if time.monotonic() > swept + SWEEP_SECONDS:
-                        swept = time.monotonic()
-                        await self.call(Store.sweep)
+                pause = POLL_SECONDS
+                try:
+                    if self._exists() and await self.call(Store.take_lock):
+                        await self._look(tasks)
+                        if time.monotonic() > swept + SWEEP_SECONDS:
+                            swept = time.monotonic()
+                            await self.call(Store.sweep)
+                except Exception:
+                    logger.exception("the store of batches cannot be used now")
+                    pause = RETRY_SECONDS
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), POLL_SECONDS)
-        except Exception:
-            logger.exception("batches are not run any more")
+                    await asyncio.wait_for(self._news.wait(), pause)
         finally:
             for task in tasks.values():
                 task.cancel()

@@ -70,6 +70,13 @@ class Job(msgspec.Struct, kw_only=True):
     status: BatchStatus
     expires_at: int
     total: int
+    completed: int
+    failed: int
+
+    @property
+    def num_left(self) -> int:
+        """Lines without a result."""
+        return self.total - self.completed - self.failed
 
 
 class Store:
@@ -188,6 +195,7 @@ class Store:
     ) -> FileObject:
         """The content is there, and on the disk."""
         now = self.now
+        sync_folder(self._contents)
         with self._transaction():
             self._db.execute(
                 "UPDATE files SET filename = ?, bytes = ?, created_at = ?, expires_at = ?,"
@@ -508,6 +516,7 @@ _IS_UNFINISHED = f"status IN ({', '.join(map(repr, UNFINISHED))})"
 def _append(path: Path, end: int, data: bytes) -> int:
     """Write behind the first `end` bytes of a file, and nothing else there; the new end."""
     fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    is_new = not end
     try:
         os.ftruncate(fd, end)
         view = memoryview(data)
@@ -518,7 +527,18 @@ def _append(path: Path, end: int, data: bytes) -> int:
         os.fdatasync(fd)
     finally:
         os.close(fd)
+    if is_new:
+        sync_folder(path.parent)
     return end
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the names of new files on the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _job_of(row: sqlite3.Row) -> Job:

@@ -47,9 +47,11 @@ def stored(folder: Path) -> list[bytes]:
 async def test_fields_in_any_order(tmp_path: Path) -> None:
     async with serving(batch_dir=str(tmp_path)) as s:
         for body in (PURPOSE + FILE, FILE + PURPOSE):
-            reply = await upload(s, b"preamble\r\n" * 0 + body + END + b"epilogue")
+            reply = await upload(s, b"\r\n" + body + END + b"epilogue")
             assert reply.status == 200
             assert reply.json["bytes"] == 3
+        reply = await upload(s, b"\r\n" * 40_000 + PURPOSE + FILE + END)
+        assert (reply.status, "beside its file" in reply.error["message"]) == (400, True)
         content = f"\r\n--{BOUNDARY}".encode()[:-1] * 500 + b"\r\n\0"
         reply = await upload(s, PURPOSE + part("file", content, "b") + END)
         got = await s.get(f"/v1/files/{reply.json['id']}/content")
@@ -88,7 +90,6 @@ async def test_fields_in_any_order(tmp_path: Path) -> None:
         ),
         (f"--{BOUNDARY}\r\nX: y\r\n\r\n\r\n".encode() + END, 400, None),
         (f"--{BOUNDARY}\r\n{'X: y' * 9000}\r\n\r\n\r\n".encode() + END, 400, None),
-        (b"\r\n" * 40_000 + PURPOSE + FILE + END, 400, None),
         (PURPOSE + part("file", b"x" * 2000, "a") + END, 413, "file"),
     ],
 )  # fmt: skip

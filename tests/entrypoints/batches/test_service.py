@@ -194,8 +194,8 @@ async def test_what_another_process_stores_is_found(
         done = await until(client, (await create(client, say_lines(3))).id, "completed")
 
 
-def test_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OCTAVO_HOME", "/home")
+def test_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
     folders = [
         batch_folder(ServerConfig(served_model_name=names), "some/model: 3")
         for names in (None, ["other"], ["other", "more"], ["../.."])
@@ -203,6 +203,6 @@ def test_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(folders)) == 4
     for folder in folders:
         assert folder is not None
-        assert Path(folder).resolve().parent == Path("/home/batches")
+        assert Path(folder).resolve().parent == tmp_path / "batches"
     assert batch_folder(ServerConfig(batch_dir="/x"), "m") == "/x"
     assert batch_folder(ServerConfig(batch_dir="/x", enable_batches=False), "m") is None

@@ -228,7 +228,7 @@ def test_counts_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> No
         store.end_batch(made[-1], "failed")
         made.append(batch(store, input_file_id=file_id).id)
     kept, _ = store.batches("me", limit=99, after=None)
-    assert [b.id for b in kept] == [made[-1], *made[-2:-4:-1], made[0]]  # made[0] has not ended
+    assert [b.id for b in kept] == [*made[-1:-5:-1], made[0]]  # which has not ended
     upload(store)
     upload(store)
     with pytest.raises(APIError, match="delete some"):
