@@ -12,6 +12,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
+from octavo.entrypoints.anthropic import messages
+from octavo.entrypoints.anthropic.errors import error_response
 from octavo.entrypoints.batches import batches, files
 from octavo.entrypoints.openai import chat, completions, information, tokenization
 from octavo.entrypoints.openai.endpoint import Endpoint
@@ -34,6 +36,7 @@ ROUTES: tuple[APIRoute, ...] = (
     *chat.ROUTES,
     *completions.ROUTES,
     *tokenization.ROUTES,
+    *messages.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
 )
@@ -59,7 +62,7 @@ def build_app(server: Server) -> ASGIApp:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
+    return error_response(as_api_error(error), request.scope)
 
 
 async def _answer_http_error(request: Request, error: Any) -> Response:
@@ -71,4 +74,5 @@ async def _answer_http_error(request: Request, error: Any) -> Response:
         message = f"{request.method} is not allowed for {path}"
     else:
         message = str(error.detail)
-    return APIError(error.status_code, message, headers=error.headers).response()
+    failure = APIError(error.status_code, message, headers=error.headers)
+    return error_response(failure, request.scope)

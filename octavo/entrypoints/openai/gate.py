@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from octavo.entrypoints.anthropic.errors import error_response
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.record import RequestRecord
 from octavo.errors import shown
@@ -98,7 +99,7 @@ class Gate:
                 record.key = key
                 key.account.enter()
         except APIError as error:
-            await error.response()(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         scope["octavo.key"] = None if key is None else key.name
         try:

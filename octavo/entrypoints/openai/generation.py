@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo.contracts.answer_events import Content, Event
 from octavo.contracts.messages import engine_request_ids
 from octavo.entrypoints.openai.answers import PromptTokensDetails, Usage
 from octavo.entrypoints.openai.beams import beam_search_params
@@ -80,6 +81,12 @@ class Generation:
                 )
             }
         )
+
+    def events(self, completion: CompletionOutput) -> Iterable[Event]:
+        """What an output says, taken apart, as far as the request wants to hear of it."""
+        if self.parsing is None or completion.events is None:
+            return [Content(completion.text)] if completion.text else []
+        return self.parsing.wanted(completion.events)
 
     async def final(self) -> list[RequestOutput]:
         """Run to the end: the last output of each prompt, in order.
@@ -235,7 +242,7 @@ def begin(
         model=model,
         ticket=call.ticket,
         params=params,
-        public_id=f"{id_prefix}-{base}",
+        public_id=id_prefix + base,
         default_max_tokens=default_max_tokens,
         priority=priority,
         service_class=call.service_class,
