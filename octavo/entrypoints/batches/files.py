@@ -112,9 +112,9 @@ async def _receive(call: Call, form: UploadForm) -> None:
             raise ClientDisconnect
         body = message.get("body", b"")
         num_bytes += len(body)
-        if num_bytes - form.num_bytes > MAX_OVERHEAD_BYTES + len(body):
-            raise bad_request(f"the form has more than {MAX_OVERHEAD_BYTES} bytes beside its file")
         await asyncio.to_thread(form.feed, body)
+        if num_bytes - form.num_bytes > MAX_OVERHEAD_BYTES:
+            raise bad_request(f"the form has more than {MAX_OVERHEAD_BYTES} bytes beside its file")
         more = message.get("more_body", False)
 
 
