@@ -12,13 +12,15 @@ What was in flight for a request that is preempted, or that ends, is dropped: it
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from functools import partial
 
 import msgspec
 
 from octavo.config.sections import SchedulerConfig
+from octavo.contracts.engine_view import EngineView
 from octavo.contracts.features import Admission, SchedulerHook
 from octavo.contracts.kv_spec import KVCacheConfig
 from octavo.contracts.messages import (
@@ -34,8 +36,17 @@ from octavo.core.budget import TokenBudget
 from octavo.core.hooks import HookChain
 from octavo.core.integrity import check_scheduler
 from octavo.core.kv_cache_manager import KVCacheManager, Prefix
+from octavo.core.observe import (
+    MAX_SHOWN_WAITING,
+    StepLog,
+    block_map,
+    block_view,
+    request_view,
+    waiting_reasons,
+)
 from octavo.core.policy import MAX_TOKENS_BESIDE, ORDERS, PassedOver, RequestQueue
 from octavo.core.request import Request, RequestStatus, check_request
+from octavo.core.room import Room
 from octavo.core.step_plan import NO_DRAFTS, StepPlan, StepRecord
 from octavo.core.update import settle
 from octavo.errors import DuplicateIdError
@@ -90,10 +101,12 @@ class Scheduler:
         self._left: dict[str, Request] = {}  # ended, with a fork source; the oldest first
         self._waiting = RequestQueue(order)
         self._running = RequestQueue(order)
+        self._room = Room(self._kv, self._running, config.max_num_seqs)
         self._in_flight: deque[StepRecord] = deque()
         self._num_arrivals = 0
         self._num_steps = 0
         self._stats = SchedulerStats(num_blocks=self._kv.pool.num_usable_blocks)
+        self._step_log: StepLog | None = None  # while somebody watches
         # What happened since the last step was built, and has yet to be told.
         self._finished_ids: dict[str, None] = {}
         self._preempted_ids: dict[str, None] = {}
@@ -210,6 +223,8 @@ class Scheduler:
         self._hooks.add_step_meta(step)
         if plan.record.scheduled:
             plan.record.hashed = self._kv.pool.take_hashed()
+            if self._step_log is not None:
+                plan.record.planned_at = time.monotonic()
             self._in_flight.append(plan.record)
         self._stats.step_tokens = step.total_num_scheduled_tokens
         return step
@@ -272,24 +287,17 @@ class Scheduler:
     def _schedule_waiting(self, plan: StepPlan, service_class: ServiceClass) -> None:
         """Admit waiting requests of a class, in order, while there are tokens, and while there are
         places and blocks or a lower class can lose some."""
-        waiting, running = self._waiting.requests, self._running.requests
+        waiting = self._waiting.requests
         index, end = self._waiting.bounds(service_class)
-        num_higher = self._running.bounds(service_class)[1]
-        if index == end or num_higher >= self._config.max_num_seqs:
+        if index == end or not self._room.may_be_found(service_class, 0):
             return
-        # Blocks that admitted prompts have not taken yet: admitting by these too would end in
-        # preemptions. Requests that are decoding take what is there.
-        num_reserved = sum(
-            self._kv.num_missing_blocks(request)
-            for request in islice(running, num_higher)
-            if request.num_computed_tokens < request.num_tokens
-        )
+        num_reserved = self._room.num_reserved_blocks(service_class)
         passed_over = PassedOver()
         while (
             index < end
             and plan.budget.remaining
             and not passed_over.holds_up_others
-            and self._has_room(service_class, num_reserved)
+            and self._room.may_be_found(service_class, num_reserved)
         ):
             request = waiting[index]
             verdict, refusing = self._may_start(request, plan)
@@ -301,8 +309,8 @@ class Scheduler:
             index += 1
             if verdict is Admission.WAIT:
                 continue
-            prefix = self._prefix_of(request, num_reserved)
-            if prefix is None or len(running) >= self._config.max_num_seqs:
+            prefix = self._room.prefix_of(request, num_reserved)
+            if prefix is None or not self._room.has_place:
                 prefix = self._preempt_lower(request, num_reserved)
             if prefix is None:
                 passed_over.add(request)
@@ -311,13 +319,6 @@ class Scheduler:
                 end -= 1
                 passed_over.count_admission()
                 num_reserved += self._kv.num_missing_blocks(request)
-
-    def _has_room(self, service_class: ServiceClass, num_reserved: int) -> bool:
-        """Whether there are a place and blocks, or requests of a lower class that have some."""
-        running = self._running.requests
-        if running and running[-1].service_class > service_class:
-            return True
-        return len(running) < self._config.max_num_seqs and self._kv.num_free_blocks > num_reserved
 
     def _may_start(
         self, request: Request, plan: StepPlan
@@ -334,38 +335,15 @@ class Scheduler:
             return Admission.WAIT, None
         return self._hooks.admission(request)
 
-    def _prefix_of(self, request: Request, num_reserved: int) -> Prefix | None:
-        """Where the request begins; None if it does not fit, with all the tokens it knows, into
-        what is free and not reserved."""
-        num_free = self._kv.num_free_blocks - num_reserved
-        parent = request.parent
-        if parent is not None and (
-            parent.status is RequestStatus.RUNNING or parent.fork_source is not None
-        ):
-            prefix = self._kv.fork(parent, request.num_prompt_tokens - 1)
-            if prefix and self._kv.num_blocks_to_admit(request, prefix) <= num_free:
-                return prefix
-        prefix = self._kv.get_computed_blocks(request)
-        return prefix if self._kv.num_blocks_to_admit(request, prefix) <= num_free else None
-
     def _preempt_lower(self, request: Request, num_reserved: int) -> Prefix | None:
-        """Preempt running requests of lower classes, from the end, until there are a place and
-        blocks for a waiting one. None of them, if even all of them would not be enough. None of
-        them is in this step yet."""
-        running = self._running.requests
-        num_kept = self._running.bounds(request.service_class)[1]
-        if num_kept == len(running):
-            return None
-        prefix = self._kv.get_computed_blocks(request)
-        num_free = self._kv.num_free_blocks - num_reserved
-        num_gained = self._kv.num_blocks_of(running[num_kept:], without=prefix)
-        if self._kv.num_blocks_to_admit(request, prefix) > num_free + num_gained:
-            return None
-        found = None
-        while found is None and len(running) > num_kept:
-            self._preempt(running[-1])
-            found = self._prefix_of(request, num_reserved)
-        return found
+        """Preempt running requests of lower classes, which are not in this step yet, until there is
+        room for a waiting one. None of them, if there would be none."""
+        for victim in self._room.victims_for(request, num_reserved):
+            self._preempt(victim)
+            prefix = self._room.prefix_of(request, num_reserved)
+            if prefix is not None:
+                return prefix
+        return None
 
     def _admit(self, request: Request, prefix: Prefix, plan: StepPlan) -> bool:
         """Let a waiting request run; False if a hook allows it no token now."""
@@ -439,7 +417,15 @@ class Scheduler:
                 if new.finish_reason is not None:
                     self._end(request)
                 outputs.append(new)
+        if self._step_log is not None:
+            self._note(record, self._step_log)
         return outputs
+
+    def _note(self, record: StepRecord, log: StepLog) -> None:
+        if log.is_watched:
+            log.note(record, self.stats())
+        else:
+            self._step_log = None
 
     def _begin_output(self, request: Request, first: EngineOutput) -> None:
         """The first output tells how much of the prompt was cached, and the prompt counts."""
@@ -551,6 +537,45 @@ class Scheduler:
             num_used_blocks=pool.num_used_blocks,
             num_cached_blocks=pool.num_cached_blocks,
             num_steps=self._num_steps,
+        )
+
+    def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
+        """What is going on, for a person who watches. Steps are noted from the first call on until
+        `observe.WATCH_SECONDS` after the last.
+
+        Args:
+            after_step: the last step that is known already.
+            block_id: a block to tell more about.
+        """
+        if self._step_log is None:
+            self._step_log = StepLog()
+        self._step_log.watch()
+        steps, ended = self._step_log.after(after_step)
+        running, waiting = self._running.requests, self._waiting.requests
+        shown = waiting[:MAX_SHOWN_WAITING]
+        num_reserved = self._room.num_reserved_blocks(max(ServiceClass))
+        reasons = waiting_reasons(
+            shown,
+            has_place=self._room.has_place,
+            is_budget_spent=self._stats.step_tokens >= self._config.max_num_batched_tokens,
+            hooks=self._hooks,
+            fits=lambda request: self._room.prefix_of(request, num_reserved) is not None,
+        )
+        pool = self._kv.pool
+        view_of = partial(request_view, null_block=pool.null_block)
+        requests = [*map(view_of, running)]
+        requests += [view_of(request, reason=reason) for request, reason in zip(shown, reasons)]
+        for request in (*running, *waiting):
+            ended.pop(request.arrival_index, None)
+        holders = [*running, *self._hooks.kept]
+        return EngineView(
+            now=time.monotonic(),
+            stats=self.stats(),
+            steps=steps,
+            requests=[*requests, *map(view_of, ended.values())],
+            num_hidden_requests=len(waiting) - len(shown),
+            blocks=block_map(pool, holders),
+            block=None if block_id is None else block_view(pool, block_id, holders),
         )
 
     def reset_prefix_cache(self) -> bool:

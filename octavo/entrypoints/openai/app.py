@@ -20,6 +20,7 @@ from octavo.entrypoints.openai.endpoint import Endpoint
 from octavo.entrypoints.openai.errors import APIError, as_api_error
 from octavo.entrypoints.openai.gate import Gate
 from octavo.entrypoints.openai.openapi import documentation_routes
+from octavo.entrypoints.web import engine_state, pages
 from octavo.errors import OctavoError, shown
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ ROUTES: tuple[APIRoute, ...] = (
     *chat.ROUTES,
     *completions.ROUTES,
     *tokenization.ROUTES,
+    *engine_state.ROUTES,
+    *pages.ROUTES,
     *messages.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-OPEN_PATHS = frozenset({"/health"})
-"""All other paths, known or not, need a key where the server has any."""
+OPEN_PATHS = frozenset({"/health", "/", "/dashboard"})
+OPEN_FOLDER = "/static/"
+"""What the web pages are made of. All other paths, known or not, need a key where the server has
+any."""
 
 KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 
@@ -39,6 +41,11 @@ Headers = Iterable[tuple[bytes, bytes]]
 def is_request_id(value: str) -> bool:
     """May `value` be a request's id?"""
     return _REQUEST_ID.fullmatch(value) is not None
+
+
+def is_open(path: str) -> bool:
+    """Does a path answer without a key?"""
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 class Gate:
@@ -92,7 +99,7 @@ class Gate:
     ) -> None:
         key = None
         try:
-            if scope["path"] not in OPEN_PATHS and len(self._server.keys):
+            if not is_open(scope["path"]) and len(self._server.keys):
                 key = self._server.keys.find(_given_key(scope["headers"]))
                 if key is None:
                     raise _unauthorized()

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import ErrorResponse, json_response
-from octavo.entrypoints.openai.gate import OPEN_PATHS
+from octavo.entrypoints.openai.gate import is_open
 from octavo.version import __version__
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _operation(route: APIRoute, schema_of: Mapping[str, Any]) -> dict[str, Any]:
             error = {"application/json": {"schema": schema_of[repr(route.error)]}}
             responses[str(status)] = {"description": _ERRORS[status], "content": error}
     operation: dict[str, Any] = {"summary": route.summary, "responses": responses}
-    if route.path in OPEN_PATHS:
+    if is_open(route.path):
         operation["security"] = []
         del responses["401"]
     if parameters := _parameters(route):
