@@ -205,6 +205,7 @@ class Scheduler:
         )
         plan = StepPlan(self._num_steps, budget)
         self._num_steps += 1
+        self._stats.num_deferred = 0
         for i, service_class in enumerate(self._service_classes()):
             if i:
                 budget.withhold_all_but(MAX_TOKENS_BESIDE)
@@ -215,8 +216,7 @@ class Scheduler:
                 self._schedule_waiting(plan, service_class)
 
         step = plan.step
-        num_left = budget.remaining + budget.withheld
-        step.total_num_scheduled_tokens = config.max_num_batched_tokens - num_left
+        step.total_num_scheduled_tokens = budget.num_given
         step.block_copies = self._kv.take_block_copies()
         step.finished_request_ids, self._finished_ids = list(self._finished_ids), {}
         step.preempted_request_ids, self._preempted_ids = list(self._preempted_ids), {}
@@ -308,6 +308,7 @@ class Scheduler:
                 continue
             index += 1
             if verdict is Admission.WAIT:
+                self._stats.num_deferred += 1
                 continue
             prefix = self._room.prefix_of(request, num_reserved)
             if prefix is None or not self._room.has_place:

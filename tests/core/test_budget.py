@@ -84,4 +84,4 @@ def test_what_is_withheld_is_not_given_out() -> None:
     assert (budget.remaining, budget.withheld) == (16, 54)
     assert budget.chunk(40) == 16
     budget.withhold_all_but(20)
-    assert (budget.remaining, budget.withheld) == (16, 54)
+    assert (budget.remaining, budget.withheld, budget.num_given) == (16, 54, 30)

@@ -161,7 +161,7 @@ def _idle_places(server: Server) -> int:
     """Three quarters of the engines' places, so that a few requests find one without a
     preemption."""
     places = [e.config.scheduler.max_num_seqs for e in server.engines.values()]
-    return max(1, 3 * min(places) // 4)
+    return max(1, 3 * min(places, default=0) // 4)
 
 
 def batch_folder(config: ServerConfig, model: str) -> str | None:
