@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from octavo.config.engine import EngineConfig
 from octavo.entrypoints.cli.options import engine_options
-from octavo.errors import ConfigError, EngineUnresponsiveError
-
-if TYPE_CHECKING:
-    from octavo.engine.async_llm import AsyncLLM
-    from octavo.entrypoints.batches.local import LocalBatch
-
-PROGRESS_SECONDS = 5.0
+from octavo.errors import ConfigError
 
 
 @engine_options
@@ -53,58 +45,8 @@ def run_batch(
         raise ConfigError(f"{output_file!r} cannot be written; give a file in a folder that can")
     import uvloop
 
-    failed = uvloop.run(_run(engine, source, target, served_model_name, max_lines_in_flight))
+    from octavo.entrypoints.batches.launch import run_file
+
+    failed = uvloop.run(run_file(engine, source, target, served_model_name, max_lines_in_flight))
     if failed:
         typer.echo(f"{failed} lines have an error: see {output_file}", err=True)
-
-
-async def _run(
-    engine_config: EngineConfig,
-    source: Path,
-    target: Path,
-    names: list[str] | None,
-    max_lines: int,
-) -> int:
-    """Returns the number of lines with an error."""
-    from octavo.engine.async_llm import AsyncLLM
-    from octavo.entrypoints.batches.answers import LineAnswers
-    from octavo.entrypoints.batches.line_runner import LineSlots
-    from octavo.entrypoints.batches.local import LocalBatch
-    from octavo.entrypoints.openai.config import ServerConfig
-    from octavo.entrypoints.openai.state import serve_engine
-
-    engine = await AsyncLLM.start(engine_config)
-    try:
-        config = ServerConfig(served_model_name=names)
-        server = serve_engine(engine, config)
-        slots = LineSlots(max_lines or 2 * engine.config.scheduler.max_num_seqs)
-        batch = LocalBatch(LineAnswers(server), slots, config.max_request_bytes)
-        telling = asyncio.ensure_future(_tell(batch))
-        running = asyncio.ensure_future(batch.run(source, target))
-        died = asyncio.ensure_future(_death(engine))
-        try:
-            await asyncio.wait((running, died), return_when=asyncio.FIRST_COMPLETED)
-            (running if running.done() else died).result()
-        finally:
-            for task in (telling, running, died):
-                task.cancel()
-            await asyncio.gather(telling, running, died, return_exceptions=True)
-        typer.echo(f"{batch.num_done} lines done", err=True)
-        return batch.num_failed
-    finally:
-        await engine.shutdown()
-
-
-async def _tell(batch: LocalBatch) -> None:
-    """Show progress."""
-    while True:
-        await asyncio.sleep(PROGRESS_SECONDS)
-        typer.echo(f"{batch.num_done} lines done", err=True)
-
-
-async def _death(engine: AsyncLLM) -> None:
-    """Raises EngineDeadError when the engine dies."""
-    while True:
-        await asyncio.sleep(1.0)
-        with contextlib.suppress(EngineUnresponsiveError):
-            await engine.check_health()

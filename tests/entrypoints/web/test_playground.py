@@ -120,6 +120,7 @@ def test_stop_edit_and_again(page: Any) -> None:
     page.wait_for_selector(".message.assistant:has-text('first0') .facts:not(:empty)")
     assert page.locator(".message").count() == 2
     page.get_by_role("button", name="Again").click()
+    assert page.evaluate("document.activeElement.id") == "send"
     page.wait_for_selector(".message.assistant:has-text('first0') .facts:not(:empty)")
     assert page.locator(".message").count() == 2
 
@@ -276,6 +277,8 @@ def test_languages_themes_and_a_phone(chromium: Any, server: Running) -> None:
         screenshot(page, "playground-zh-dark-phone")
         page.keyboard.press("Escape")
         assert page.locator("#parameters").is_hidden()
+        focused = "document.activeElement.getAttribute('aria-controls')"
+        assert page.evaluate(focused) == "parameters", "the focus goes back to where it came from"
         page.set_viewport_size({"width": 1280, "height": 860})
         screenshot(page, "playground-zh-dark")
         page.click("#theme")

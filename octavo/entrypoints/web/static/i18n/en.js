@@ -213,6 +213,7 @@ export default {
   "memory.activations": "Activations",
   "memory.kv": "KV cache",
   "memory.rest": "Left alone",
+  "limit.model": "Model",
   "limit.seqs": "Requests at once",
   "limit.tokens": "Tokens per step",
   "limit.length": "Tokens per request",

@@ -213,6 +213,7 @@ export default {
   "memory.activations": "激活",
   "memory.kv": "KV 缓存",
   "memory.rest": "未动用",
+  "limit.model": "模型",
   "limit.seqs": "同时运行的请求",
   "limit.tokens": "每步 token 数",
   "limit.length": "每个请求的 token 数",
