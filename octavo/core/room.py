@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import islice
 
 from octavo.contracts.messages import ServiceClass
+from octavo.core.forks import Forks
 from octavo.core.kv_cache_manager import KVCacheManager, Prefix
 from octavo.core.policy import RequestQueue
-from octavo.core.request import Request, RequestStatus
+from octavo.core.request import Request
 
 
 class Room:
@@ -18,8 +19,11 @@ class Room:
         max_num_seqs: most of them.
     """
 
-    def __init__(self, kv: KVCacheManager, running: RequestQueue, max_num_seqs: int) -> None:
+    def __init__(
+        self, kv: KVCacheManager, forks: Forks, running: RequestQueue, max_num_seqs: int
+    ) -> None:
         self._kv = kv
+        self._forks = forks
         self._running = running
         self._max_num_seqs = max_num_seqs
 
@@ -49,13 +53,9 @@ class Room:
         """Where the request begins; None if it does not fit, with all the tokens it knows, into
         what is free and not reserved."""
         num_free = self._kv.num_free_blocks - num_reserved
-        parent = request.parent
-        if parent is not None and (
-            parent.status is RequestStatus.RUNNING or parent.fork_source is not None
-        ):
-            prefix = self._kv.fork(parent, request.num_prompt_tokens - 1)
-            if prefix and self._kv.num_blocks_to_admit(request, prefix) <= num_free:
-                return prefix
+        forked = self._forks.prefix_of(request)
+        if forked and self._kv.num_blocks_to_admit(request, forked) <= num_free:
+            return forked
         prefix = self._kv.get_computed_blocks(request)
         return prefix if self._kv.num_blocks_to_admit(request, prefix) <= num_free else None
 
