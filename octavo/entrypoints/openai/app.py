@@ -15,6 +15,7 @@ from starlette.routing import Route
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.anthropic.errors import error_response
 from octavo.entrypoints.openai import chat, completions, information, tokenization
+from octavo.entrypoints.openai.cors import with_cors
 from octavo.entrypoints.openai.endpoint import Endpoint
 from octavo.entrypoints.openai.errors import APIError, as_api_error
 from octavo.entrypoints.openai.gate import Gate
@@ -58,7 +59,8 @@ def build_app(server: Server) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False
-    return Gate(app, server, frozenset(route.path for route in routes))
+    gate = Gate(app, server, frozenset(route.path for route in routes))
+    return with_cors(gate, server.config)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -1,6 +1,6 @@
 // One answer of the model: the request's body, and the message that its events make.
 
-import { call, streamError } from "./api.js";
+import { ApiError, call, streamError } from "./api.js";
 import { eventsOf } from "./sse.js";
 
 /** The messages as the server wants them. */
@@ -10,7 +10,11 @@ export function wireMessages(system, messages) {
     if (message.role === "assistant") {
       if (message.error && !message.content && !message.toolCalls?.length) continue;
       const calls = message.toolCalls?.length && { tool_calls: message.toolCalls };
-      wire.push({ role: "assistant", content: message.content || (calls ? null : ""), ...calls });
+      wire.push({
+        role: "assistant",
+        content: message.content || (calls ? null : ""),
+        ...calls,
+      });
     } else if (message.role === "tool") {
       wire.push({ role: "tool", tool_call_id: message.callId, content: message.content });
     } else {
@@ -43,6 +47,7 @@ export async function streamAnswer(body, message, { signal, changed }) {
     if (first !== null) message.firstSeconds = (first - began) / 1000;
     changed();
   }
+  if (!message.finishReason) throw new ApiError("", { code: "broken_off" });
 }
 
 function saysSomething({ delta, logprobs }) {
