@@ -14,12 +14,14 @@ from starlette.routing import Route
 
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.anthropic.errors import error_response
+from octavo.entrypoints.batches import batches, files
 from octavo.entrypoints.openai import chat, completions, information, tokenization
 from octavo.entrypoints.openai.cors import with_cors
 from octavo.entrypoints.openai.endpoint import Endpoint
 from octavo.entrypoints.openai.errors import APIError, as_api_error
 from octavo.entrypoints.openai.gate import Gate
 from octavo.entrypoints.openai.openapi import documentation_routes
+from octavo.entrypoints.responses import routes as responses
 from octavo.entrypoints.web import engine_state, pages
 from octavo.errors import OctavoError, shown
 
@@ -40,6 +42,9 @@ ROUTES: tuple[APIRoute, ...] = (
     *engine_state.ROUTES,
     *pages.ROUTES,
     *messages.ROUTES,
+    *responses.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
 )
 """All routes but those of the documentation."""
 
