@@ -122,6 +122,8 @@ class BatchRun:
             await self._run()
         except InvalidInputError as error:
             await call(Store.end_batch, job.id, "failed", BatchErrors(data=error.errors))
+        except LineError as error:  # valid when it began: --max-request-bytes was larger then
+            await call(Store.end_batch, job.id, "failed", BatchErrors(data=[error.error]))
         except StorageFullError as error:
             reason = BatchError("storage_full", error.message)
             await call(Store.end_batch, job.id, "failed", BatchErrors(data=[reason]))

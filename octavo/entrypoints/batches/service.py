@@ -145,6 +145,8 @@ class BatchService:
         self, tasks: dict[str, asyncio.Task[None]], batch_id: str, task: asyncio.Task[None]
     ) -> None:
         del tasks[batch_id], self._active[batch_id]
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("%s could not be ended; it will be tried again", batch_id)
         self._news.set()
 
     def _exists(self) -> bool:

@@ -21,6 +21,7 @@ from octavo.entrypoints.openai.endpoint import Endpoint
 from octavo.entrypoints.openai.errors import APIError, as_api_error
 from octavo.entrypoints.openai.gate import Gate
 from octavo.entrypoints.openai.openapi import documentation_routes
+from octavo.entrypoints.responses import routes as responses
 from octavo.entrypoints.web import engine_state, pages
 from octavo.errors import OctavoError, shown
 
@@ -41,6 +42,7 @@ ROUTES: tuple[APIRoute, ...] = (
     *engine_state.ROUTES,
     *pages.ROUTES,
     *messages.ROUTES,
+    *responses.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
 )

@@ -17,6 +17,7 @@ from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.keys import KeyRing, configured_keys
 from octavo.entrypoints.openai.tokens import TokenTable
+from octavo.entrypoints.responses.store import ResponseStore
 from octavo.errors import shown
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class Server:
         keys: who may use it; without any, everybody.
         in_flight: requests that were let in and have not been answered to the end.
         http_requests: (route, method, status) → count, for /metrics.
+        responses: of /v1/responses, those that are kept.
         batches: files and batches; None: this server keeps none.
         batch_admission: the account of their lines: nobody is refused because of these.
         http_seconds: route → how long its requests took.
@@ -125,6 +127,7 @@ class Server:
     keys: KeyRing = field(default_factory=KeyRing)
     in_flight: int = 0
     http_requests: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     feeds: dict[int, Feed] = field(default_factory=dict)
     siblings: Sequence[str] = ()
     tracing: Tracing | None = None

@@ -96,6 +96,23 @@ async def test_a_server_that_stops_leaves_the_rest_to_the_next(tmp_path: Path) -
         assert sorted(r["custom_id"] for r in results) == sorted(f"r{i}" for i in range(60))
 
 
+async def test_a_line_that_the_next_server_finds_too_long(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.gate.clear()
+    async with serving(engine, batch_dir=str(tmp_path)) as s, client_of(s) as client:
+        batch = await create(client, say_lines(2))
+        await until(client, batch.id, "in_progress")
+        s.stop.request()
+        await asyncio.wait_for(asyncio.shield(s.task), 20)
+    async with (
+        serving(batch_dir=str(tmp_path), max_request_bytes=50) as s,
+        client_of(s) as client,
+    ):
+        failed = await until(client, batch.id, "failed")
+        assert failed.errors is not None
+        assert [e.code for e in failed.errors.data or ()] == ["line_too_long"]
+
+
 async def test_lines_wait_for_the_tokens_of_their_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
