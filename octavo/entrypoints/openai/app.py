@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.anthropic.errors import error_response
+from octavo.entrypoints.batches import batches, files
 from octavo.entrypoints.openai import chat, completions, information, tokenization
 from octavo.entrypoints.openai.cors import with_cors
 from octavo.entrypoints.openai.endpoint import Endpoint
@@ -40,6 +41,8 @@ ROUTES: tuple[APIRoute, ...] = (
     *engine_state.ROUTES,
     *pages.ROUTES,
     *messages.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
 )
 """All routes but those of the documentation."""
 

@@ -6,8 +6,10 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo.contracts.messages import ServiceClass
 from octavo.engine.metrics import Histogram
 from octavo.entrypoints.openai.admission import Admission
 from octavo.entrypoints.openai.chat_output import OutputFormats, output_formats
@@ -23,10 +25,11 @@ if TYPE_CHECKING:
     from octavo.contracts.engine_view import EngineView
     from octavo.contracts.messages import RequestOutput
     from octavo.contracts.sampling_params import SamplingParams
-    from octavo.engine.metrics import EngineMetrics
+    from octavo.engine.metrics import EngineMetrics, FinishedSequence
     from octavo.engine.output_processor import ParserOf
     from octavo.engine.tokenizer import Tokenizer
     from octavo.engine.wire import CoreInfo
+    from octavo.entrypoints.batches.service import BatchService
     from octavo.entrypoints.openai.tracing import Tracing
     from octavo.entrypoints.web.feed import Feed
 
@@ -57,6 +60,7 @@ class EngineClient(Protocol):
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
         parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]: ...
@@ -67,6 +71,7 @@ class EngineClient(Protocol):
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
         skip_special_tokens: bool = True,
     ) -> RequestOutput: ...
@@ -107,6 +112,8 @@ class Server:
         keys: who may use it; without any, everybody.
         in_flight: requests that were let in and have not been answered to the end.
         http_requests: (route, method, status) → count, for /metrics.
+        batches: files and batches; None: this server keeps none.
+        batch_admission: the account of their lines: nobody is refused because of these.
         http_seconds: route → how long its requests took.
         tracing: where their traces go.
         feeds: what the dashboard shows, by the engine's identity (`id`).
@@ -130,10 +137,24 @@ class Server:
             max_num_queued_tokens=-(-self.config.max_num_queued_tokens // num_front_ends),
             max_body_bytes=MAX_BODIES * self.config.max_request_bytes,
         )
+        self.batches: BatchService | None = None
+        if self.config.batch_dir is not None:
+            from octavo.entrypoints.batches.service import BatchService
+
+            self.batches = BatchService(self, Path(self.config.batch_dir))
+        self.batch_admission = Admission()
         self._serial = itertools.count()
         for engine in self.engines.values():
-            engine.metrics.on_started = self.admission.started
-            engine.metrics.on_finished = self.admission.finished
+            engine.metrics.on_started = self._started
+            engine.metrics.on_finished = self._finished
+
+    def _started(self, engine_id: str) -> None:
+        self.admission.started(engine_id)
+        self.batch_admission.started(engine_id)
+
+    def _finished(self, sequence: FinishedSequence) -> None:
+        self.admission.finished(sequence)
+        self.batch_admission.finished(sequence)
 
     def model(self, name: str | None) -> ServedModel:
         """The model that a request names. Raises APIError 404."""

@@ -28,6 +28,7 @@ from octavo.contracts.messages import (
     LogprobRows,
     RequestOutput,
     SchedulerStats,
+    ServiceClass,
 )
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.chat_messages import normal_messages
@@ -204,13 +205,19 @@ class FakeEngine:
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
         parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         if self._dead is not None:
             raise EngineDeadError(self._dead)
         request = self._input.process(
-            request_id, prompt, params, priority=priority, cache_salt=cache_salt
+            request_id,
+            prompt,
+            params,
+            priority=priority,
+            service_class=service_class,
+            cache_salt=cache_salt,
         )
         self._output.add_request(request, parser_of)
         queue = self._queues[request_id] = asyncio.Queue()

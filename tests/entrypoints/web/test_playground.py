@@ -174,6 +174,35 @@ def test_a_conversation_too_long(chromium: Any, server: Running) -> None:
         assert "too long for this model" in page.locator(".notice").inner_text()
 
 
+def test_a_stream_that_breaks_off_is_told(page: Any) -> None:
+    event = {"choices": [{"index": 0, "delta": {"content": "half an ans"}}]}
+    body = f"data: {json.dumps(event)}\n\n"
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=200, content_type="text/event-stream", body=body),
+    )
+    page.fill("#prompt", "SAY:x")
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".notice")
+    assert page.locator(".content").inner_text() == "half an ans"
+    assert "broke off" in page.locator(".notice").inner_text()
+
+
+def test_what_is_deleted_stays_deleted(page: Any) -> None:
+    """Also where its answer was still coming."""
+    page.fill("#prompt", "count")
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".message.assistant .content p")
+    page.locator(".conversation .more").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.wait_for_selector(".welcome")
+    page.wait_for_timeout(100)
+    page.reload()
+    page.wait_for_selector("body[data-ready]")
+    assert page.locator(".conversation").count() == 0
+
+
 def test_conversations(page: Any, tmp_path: Path) -> None:
     ask(page, "SAY:one")
     page.click("#new")

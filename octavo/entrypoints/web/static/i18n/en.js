@@ -120,6 +120,7 @@ export default {
   "problem.tools": "A list of functions is needed, each with a name.",
   "problem.parameters": "Some parameters are out of range; nothing was sent.",
   "error.network": "The server cannot be reached. Is it running?",
+  "error.broken_off": "The answer broke off: the connection was lost. What came is above.",
   "error.context_length_exceeded": "The conversation is too long for this model. Begin a new one, or edit an earlier message.",
   "error.queue_full": "The server has more requests than it takes. Try again in a moment.",
   "error.draining": "The server is stopping and takes no more requests.",

@@ -120,6 +120,7 @@ export default {
   "problem.tools": "需要函数列表，每个函数都要有名称。",
   "problem.parameters": "有参数超出范围，未发送。",
   "error.network": "无法连接服务器。它在运行吗？",
+  "error.broken_off": "回答中断：连接已断开。已收到的内容在上方。",
   "error.context_length_exceeded": "对话对此模型来说太长。请新建对话，或编辑较早的消息。",
   "error.queue_full": "服务器的请求已满，请稍后再试。",
   "error.draining": "服务器正在停止，不再接受请求。",

@@ -258,7 +258,7 @@ async function answer() {
     running = null;
     showSend();
   }
-  store.keep(conversation);
+  if (store.find(conversation.id)) store.keep(conversation); // else it was deleted meanwhile
   view.update(false);
   if (conversation === current) scrollDown(false);
 }
