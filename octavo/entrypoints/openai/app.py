@@ -12,7 +12,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from octavo.entrypoints.openai import chat, completions, information, tokenization
+from octavo.entrypoints.openai import (
+    chat,
+    completions,
+    embeddings,
+    information,
+    scoring,
+    tokenization,
+)
 from octavo.entrypoints.openai.endpoint import Endpoint
 from octavo.entrypoints.openai.errors import APIError, as_api_error
 from octavo.entrypoints.openai.gate import Gate
@@ -32,6 +39,8 @@ ROUTES: tuple[APIRoute, ...] = (
     *information.ROUTES,
     *chat.ROUTES,
     *completions.ROUTES,
+    *embeddings.ROUTES,
+    *scoring.ROUTES,
     *tokenization.ROUTES,
 )
 """All routes but those of the documentation."""

@@ -19,7 +19,8 @@ from octavo.errors import shown
 if TYPE_CHECKING:
     from octavo.config.engine import EngineConfig
     from octavo.contracts.beam_search_params import BeamSearchParams
-    from octavo.contracts.messages import RequestOutput
+    from octavo.contracts.messages import PoolingRequestOutput, RequestOutput
+    from octavo.contracts.pooling_params import PoolingParams
     from octavo.contracts.sampling_params import SamplingParams
     from octavo.engine.metrics import EngineMetrics
     from octavo.engine.output_processor import ParserOf
@@ -64,6 +65,15 @@ class EngineClient(Protocol):
         cache_salt: str | None = None,
         skip_special_tokens: bool = True,
     ) -> RequestOutput: ...
+    def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]: ...
     def default_sampling_params(self) -> SamplingParams: ...
     async def check_num_chars(self, num_chars: int, param: str) -> None: ...
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...

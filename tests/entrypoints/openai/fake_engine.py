@@ -12,6 +12,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,14 +26,17 @@ from octavo.contracts.messages import (
     EngineRequest,
     FinishReason,
     LogprobRows,
+    PoolingRequestOutput,
     RequestOutput,
     SchedulerStats,
 )
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.chat_messages import normal_messages
-from octavo.engine.input_processor import InputProcessor
+from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor, ParserOf
+from octavo.engine.pooling import pooling_output
 from octavo.engine.wire import CoreInfo
 from octavo.errors import (
     ChatTemplateError,
@@ -209,6 +213,32 @@ class FakeEngine:
         request = self._input.process(
             request_id, prompt, params, priority=priority, cache_salt=cache_salt
         )
+        async with aclosing(self._outputs_of(request, parser_of)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+        request = self._input.process(
+            request_id, prompt, pooling_params, priority=priority, cache_salt=cache_salt
+        )
+        async with aclosing(self._outputs_of(request, None)) as outputs:
+            async for output in outputs:
+                yield pooling_output(output)
+
+    async def _outputs_of(
+        self, request: ProcessedRequest, parser_of: ParserOf | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        request_id = request.request_id
         self._output.add_request(request, parser_of)
         queue = self._queues[request_id] = asyncio.Queue()
         self.metrics.add_requests(request.engine_requests)
@@ -364,6 +394,8 @@ class FakeEngine:
 def _next(sequence: _Sequence) -> EngineOutput:
     """One more token."""
     request, n = sequence.request, len(sequence.output)
+    if request.pooling_params is not None:
+        return _pooled(request, sequence.fails)
     params = request.sampling_params
     assert params is not None
     if sequence.fails and (n == 2 or sequence.request.grammar is not None):
@@ -394,6 +426,25 @@ def _next(sequence: _Sequence) -> EngineOutput:
         logprobs=_logprobs(token, params.logprobs),
         finish_reason=reason,
         stop_reason=stop_reason,
+    )
+
+
+def _pooled(request: EngineRequest, fails: bool) -> EngineOutput:
+    """How often each of the byte values 0…7 modulo 8 is in the prompt, as a vector."""
+    if fails:
+        return EngineOutput(
+            request_id=request.request_id,
+            finish_reason=FinishReason.ERROR,
+            error="this request met an error",
+        )
+    params = request.pooling_params
+    assert params is not None
+    counts = np.bincount(np.array(request.prompt_token_ids) % HIDDEN_SIZE, minlength=HIDDEN_SIZE)
+    vector = counts[: params.dimensions].astype(np.float32)
+    if params.normalize:
+        vector /= max(np.linalg.norm(vector), np.float32(1e-12))
+    return EngineOutput(
+        request_id=request.request_id, finish_reason=FinishReason.STOP, pooling_output=vector
     )
 
 
