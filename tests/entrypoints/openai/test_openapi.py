@@ -123,6 +123,17 @@ async def _exercise(s: Running) -> None:
         ("/tokenize", {"prompt": "abc", "return_token_strs": True}),
         ("/tokenize", {"prompt": "abc", "messages": []}),
         ("/detokenize", {"tokens": [97, 98]}),
+        ("/v1/embeddings", {"input": ["a", "b"]}),
+        ("/v1/embeddings", {"input": [1, 2], "encoding_format": "base64", "dimensions": 2}),
+        ("/v1/embeddings", {"input": []}),
+        ("/v1/embeddings", {"input": "FAIL:"}),
+        ("/pooling", {"input": "a"}),
+        ("/pooling", {"input": "a", "task": "classify"}),
+        *((path, {"text_1": "a", "text_2": ["b", "c"]}) for path in ("/score", "/v1/score")),
+        ("/score", {"text_1": "a"}),
+        *((p, {"query": "a", "documents": ["b"]}) for p in ("/rerank", "/v1/rerank", "/v2/rerank")),
+        ("/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "return_documents": False}),
+        ("/rerank", {"query": "a", "documents": []}),
         ("/detokenize", {"tokens": [-1]}),
     ]
     for path, body in bodies:

@@ -64,7 +64,7 @@ async def test_rerank() -> None:
         ("/score", {"text_1": "a", "text_2": ["b"] * 2048}, "text_1"),
         ("/rerank", {"documents": ["a"]}, "query"),
         ("/rerank", {"query": "a", "documents": []}, "documents"),
-        ("/rerank", {"query": "a", "documents": [{"title": "b"}]}, "text"),
+        ("/rerank", {"query": "a", "documents": [{"title": "b"}]}, "documents"),
         ("/rerank", {"query": "", "documents": ["a"]}, "query"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
         ("/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 9}, None),
