@@ -1,4 +1,4 @@
-"""Case 40 (dynamo#10248, vllm#57498, #57927, #55192): embeddings over HTTP, on the default model."""
+"""Case 40 (dynamo#10248, vllm#57498, #57927, #55192): embeddings of the default model over HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = "The quick brown fox jumps over the lazy dog while the sun sets behind th
 @pytest.fixture(scope="module")
 def server(smollm2_path: Any) -> Iterator[Live]:
     """Steps of 16 tokens, so that the long text takes several, and a pool for few requests."""
-    options = ["--max-num-batched-tokens=16", "--num-gpu-blocks-override=17"]
+    options = ["--max-num-batched-tokens=16", "--kv-cache-memory-bytes=15000000"]
     with live(str(smollm2_path), "--max-model-len=256", *options) as server:
         yield server
 
