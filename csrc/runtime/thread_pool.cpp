@@ -14,7 +14,9 @@
 namespace octavo {
 namespace {
 
-constexpr auto kSpinTime = std::chrono::microseconds(500);
+// Longer than what a decode step takes outside of the program (Python: 0.6 ms for one request, 1 ms
+// for 32): a worker that sleeps takes 20 to 40 us to wake.
+constexpr auto kSpinTime = std::chrono::microseconds(2000);
 constexpr int kPausesPerCheck = 64;
 constexpr int kPausesBeforeYield = 4096;  // some 50 us: another process holds a thread's CPU
 

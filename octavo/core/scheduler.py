@@ -12,12 +12,15 @@ What was in flight for a request that is preempted, or that ends, is dropped: it
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from octavo.config.sections import SchedulerConfig
+from octavo.contracts.engine_view import EngineView
 from octavo.contracts.features import Admission, SchedulerHook
 from octavo.contracts.kv_spec import KVCacheConfig
 from octavo.contracts.messages import EngineOutput, EngineRequest, FinishReason, SchedulerStats
@@ -27,6 +30,14 @@ from octavo.core.budget import TokenBudget
 from octavo.core.hooks import HookChain
 from octavo.core.integrity import check_scheduler
 from octavo.core.kv_cache_manager import KVCacheManager, Prefix
+from octavo.core.observe import (
+    MAX_SHOWN_WAITING,
+    StepLog,
+    block_map,
+    block_view,
+    request_view,
+    waiting_reasons,
+)
 from octavo.core.policy import ORDERS, PassedOver, RequestQueue
 from octavo.core.request import Request, RequestStatus, check_request
 from octavo.core.step_plan import NO_DRAFTS, StepPlan, StepRecord
@@ -87,6 +98,7 @@ class Scheduler:
         self._num_arrivals = 0
         self._num_steps = 0
         self._stats = SchedulerStats(num_blocks=self._kv.pool.num_usable_blocks)
+        self._step_log: StepLog | None = None  # while somebody watches
         # What happened since the last step was built, and has yet to be told.
         self._finished_ids: dict[str, None] = {}
         self._preempted_ids: dict[str, None] = {}
@@ -198,6 +210,8 @@ class Scheduler:
         self._hooks.add_step_meta(step)
         if plan.record.scheduled:
             plan.record.hashed = self._kv.pool.take_hashed()
+            if self._step_log is not None:
+                plan.record.planned_at = time.monotonic()
             self._in_flight.append(plan.record)
         self._stats.step_tokens = step.total_num_scheduled_tokens
         return step
@@ -254,13 +268,7 @@ class Scheduler:
         waiting, running = self._waiting.requests, self._running.requests
         if not waiting or len(running) >= self._config.max_num_seqs:
             return
-        # Blocks that admitted prompts have not taken yet: admitting by these too would end in
-        # preemptions. Requests that are decoding take what is there.
-        num_reserved = sum(
-            self._kv.num_missing_blocks(request)
-            for request in running
-            if request.num_computed_tokens < request.num_tokens
-        )
+        num_reserved = self._num_reserved_blocks()
         passed_over = PassedOver()
         index = 0
         while (
@@ -286,6 +294,15 @@ class Scheduler:
                 index -= 1
                 passed_over.count_admission()
                 num_reserved += self._kv.num_missing_blocks(request)
+
+    def _num_reserved_blocks(self) -> int:
+        """Blocks that admitted prompts have not taken yet: admitting by these too would end in
+        preemptions. Requests that are decoding take what is there."""
+        return sum(
+            self._kv.num_missing_blocks(request)
+            for request in self._running.requests
+            if request.num_computed_tokens < request.num_tokens
+        )
 
     def _may_start(
         self, request: Request, plan: StepPlan
@@ -388,7 +405,15 @@ class Scheduler:
                 if new.finish_reason is not None:
                     self._end(request)
                 outputs.append(new)
+        if self._step_log is not None:
+            self._note(record, self._step_log)
         return outputs
+
+    def _note(self, record: StepRecord, log: StepLog) -> None:
+        if log.is_watched:
+            log.note(record, self.stats())
+        else:
+            self._step_log = None
 
     def _begin_output(self, request: Request, first: EngineOutput) -> None:
         """The first output tells how much of the prompt was cached, and the prompt counts."""
@@ -500,6 +525,45 @@ class Scheduler:
             num_used_blocks=pool.num_used_blocks,
             num_cached_blocks=pool.num_cached_blocks,
             num_steps=self._num_steps,
+        )
+
+    def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
+        """What is going on, for a person who watches. Steps are noted from the first call on until
+        `observe.WATCH_SECONDS` after the last.
+
+        Args:
+            after_step: the last step that is known already.
+            block_id: a block to tell more about.
+        """
+        if self._step_log is None:
+            self._step_log = StepLog()
+        self._step_log.watch()
+        steps, ended = self._step_log.after(after_step)
+        running, waiting = self._running.requests, self._waiting.requests
+        shown = waiting[:MAX_SHOWN_WAITING]
+        num_reserved = self._num_reserved_blocks()
+        reasons = waiting_reasons(
+            shown,
+            has_place=len(running) < self._config.max_num_seqs,
+            is_budget_spent=self._stats.step_tokens >= self._config.max_num_batched_tokens,
+            hooks=self._hooks,
+            fits=lambda request: self._prefix_of(request, num_reserved) is not None,
+        )
+        pool = self._kv.pool
+        view_of = partial(request_view, null_block=pool.null_block)
+        requests = [*map(view_of, running)]
+        requests += [view_of(request, reason=reason) for request, reason in zip(shown, reasons)]
+        for request in (*running, *waiting):
+            ended.pop(request.arrival_index, None)
+        holders = [*running, *self._hooks.kept]
+        return EngineView(
+            now=time.monotonic(),
+            stats=self.stats(),
+            steps=steps,
+            requests=[*requests, *map(view_of, ended.values())],
+            num_hidden_requests=len(waiting) - len(shown),
+            blocks=block_map(pool, holders),
+            block=None if block_id is None else block_view(pool, block_id, holders),
         )
 
     def reset_prefix_cache(self) -> bool:

@@ -31,11 +31,13 @@ class StepRecord:
     Attributes:
         hashed: blocks that got their hash since the step before it was built: what they hold was
             computed, if not before, in this step.
+        planned_at: `time.monotonic()` seconds, where somebody watches (`core.observe`); else 0.
     """
 
     step_id: int
     scheduled: list[Scheduled] = field(default_factory=list)
     hashed: list[Block] = field(default_factory=list)
+    planned_at: float = 0.0
 
 
 class StepPlan:

@@ -36,6 +36,7 @@ from octavo.errors import DuplicateIdError, EngineDeadError, RequestError
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
+    from octavo.contracts.engine_view import EngineView
     from octavo.engine.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
@@ -288,6 +289,11 @@ class AsyncLLM:
         """Forget all cached prefixes; False (and nothing done) while requests hold blocks."""
         self._ensure_accepting()
         return await self._client.reset_prefix_cache()
+
+    async def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
+        """What the core is doing (`Scheduler.observe`), when the step in progress has ended."""
+        self._ensure_alive()
+        return await self._client.observe(after_step, block_id)
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
         """Take no more requests, let the running ones end for so long, then stop the core. May be

@@ -19,6 +19,7 @@ from functools import partial
 
 from octavo import env
 from octavo.config.engine import EngineConfig
+from octavo.contracts.engine_view import EngineView
 from octavo.contracts.features import SchedulerHook
 from octavo.contracts.messages import (
     EngineOutput,
@@ -150,6 +151,11 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
         return self.scheduler.stats()
+
+    def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
+        """What is going on (`Scheduler.observe`)."""
+        self._ensure_alive()
+        return self.scheduler.observe(after_step, block_id)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False (and nothing done) while requests hold blocks."""

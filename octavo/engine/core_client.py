@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from octavo.contracts.messages import EngineOutputs, EngineRequest, SchedulerStats
 
 if TYPE_CHECKING:
+    from octavo.contracts.engine_view import EngineView
     from octavo.engine.core import EngineCore
     from octavo.engine.wire import CoreInfo
     from octavo.executor.base import ExecutorInfo
@@ -106,6 +107,10 @@ class AsyncCoreClient(ABC):
     @abstractmethod
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False (and nothing done) while requests hold blocks."""
+
+    @abstractmethod
+    async def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
+        """What is going on (`Scheduler.observe`), when the step in progress has ended."""
 
     @abstractmethod
     def check_health(self) -> None:

@@ -217,6 +217,9 @@ def _called(core: EngineCore, call: wire.Call) -> wire.Result:
     """What came of one of the methods that front ends may call."""
     if call.method == "reset_prefix_cache":
         return wire.Result(call_id=call.call_id, value=core.reset_prefix_cache())
+    if call.method == "observe":
+        view = core.observe(call.arguments.get("after_step", -1), call.arguments.get("block_id"))
+        return wire.Result(call_id=call.call_id, value=view)
     return wire.Result(call_id=call.call_id, error=f"unknown method {call.method[:64]!r}")
 
 

@@ -13,6 +13,7 @@ import zmq.asyncio
 from octavo import errors
 from octavo.config.engine import EngineConfig
 from octavo.contracts.codec import Encoder
+from octavo.contracts.engine_view import EngineView
 from octavo.contracts.messages import EngineOutputs, EngineRequest
 from octavo.engine import wire
 from octavo.engine.core_client import AsyncCoreClient
@@ -20,6 +21,9 @@ from octavo.engine.core_launch import CoreLink
 from octavo.errors import EngineDeadError, EngineUnresponsiveError, OctavoError
 
 Message = TypeVar("Message", wire.Hello, wire.Ready)
+
+_Answer = bool | EngineView | None
+"""Of a `wire.Call`."""
 
 MAX_SILENT_BEATS = 5
 """A core of which nothing was heard for more beats than this is unresponsive."""
@@ -55,7 +59,7 @@ class SocketClient(AsyncCoreClient):
         self._exited: asyncio.Future[int] = loop.create_future()
         link.watch(lambda status: _call_soon(loop, _set_result, self._exited, status))
         self._receiving: asyncio.Future[list[bytes]] | None = None
-        self._calls: dict[int, asyncio.Future[bool]] = {}
+        self._calls: dict[int, asyncio.Future[_Answer]] = {}
         self._num_calls = 0
         self._dead: EngineDeadError | None = None
         self._num_silent_beats = 0
@@ -134,15 +138,27 @@ class SocketClient(AsyncCoreClient):
             await self._send(wire.Abort(request_ids=list(request_ids)))
 
     async def reset_prefix_cache(self) -> bool:
-        return await self._call("reset_prefix_cache")
+        return bool(await self._call("reset_prefix_cache"))
 
-    async def _call(self, method: str) -> bool:
+    async def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
+        arguments = {"after_step": after_step}
+        if block_id is not None:
+            arguments["block_id"] = block_id
+        view = await self._call("observe", arguments)
+        if not isinstance(view, EngineView):
+            raise OctavoError("the engine core did not say what it does")
+        return view
+
+    async def _call(self, method: str, arguments: dict[str, int] | None = None) -> _Answer:
         """Call one of the core's methods (`wire.Call`). Raises OctavoError: it failed there."""
         self._ensure_alive()
         self._num_calls += 1
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bool | EngineView | None] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._calls[self._num_calls] = answer
-        await self._send(wire.Call(call_id=self._num_calls, method=method))
+        call = wire.Call(call_id=self._num_calls, method=method, arguments=arguments or {})
+        await self._send(call)
         return await answer
 
     async def _send(self, message: wire.ToCore) -> None:
@@ -178,7 +194,7 @@ class SocketClient(AsyncCoreClient):
         if result.error is not None:
             answer.set_exception(OctavoError(result.error))
         else:
-            answer.set_result(bool(result.value))
+            answer.set_result(result.value)
 
     # ---------------------------------------------------------------- life and death
 

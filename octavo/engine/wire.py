@@ -19,6 +19,7 @@ import msgspec
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.codec import Decoder
+from octavo.contracts.engine_view import EngineView
 from octavo.contracts.kv_spec import MemoryPlan
 from octavo.contracts.messages import EngineOutputs, EngineRequest
 
@@ -51,10 +52,15 @@ class Abort(msgspec.Struct, tag="abort"):
 
 
 class Call(msgspec.Struct, tag="call"):
-    """Call one of the core's few callable methods; the answer is a `Result` of the same id."""
+    """Call one of the core's few callable methods; the answer is a `Result` of the same id.
+
+    Attributes:
+        arguments: by name, for methods that take any.
+    """
 
     call_id: int
     method: str
+    arguments: dict[str, int] = {}
 
 
 class Shutdown(msgspec.Struct, tag="shutdown"):
@@ -105,7 +111,7 @@ class Result(msgspec.Struct, tag="result"):
     """The answer to a `Call`: `error` is the message if it failed."""
 
     call_id: int
-    value: bool | None = None
+    value: bool | EngineView | None = None
     error: str | None = None
 
 

@@ -10,6 +10,7 @@ batch needs costs nothing. A stage is a small class with state per row of the pe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -130,8 +131,8 @@ class Sampler:
             array: the back end's [R, 2] float32, token id and logit (`Ops.argmax`).
         """
         best = self._backend.to_numpy(array)
-        good = np.isfinite(best[:, 1])
-        failed = {} if good.all() else dict.fromkeys(np.flatnonzero(~good).tolist(), _NOT_FINITE)
+        logits = best[:, 1].tolist()
+        failed = {row: _NOT_FINITE for row, x in enumerate(logits) if not math.isfinite(x)}
         return SampledRows(token_ids=best[:, 0].astype(np.int32), failed=failed)
 
     def sample(self, logits: Any, batch: SampleBatch) -> SampledRows:

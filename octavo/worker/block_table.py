@@ -61,10 +61,10 @@ class BlockTable:
         """Where the KV of tokens goes: block id * block size + offset.
 
         Args:
-            rows, positions: [T] int64, a token's row and absolute position.
+            rows, positions: [T], a token's row (int64) and absolute position (int32).
 
         Returns:
             [T] int32.
         """
         block, offset = np.divmod(positions, self.block_size)
-        return self._table[rows, block] * np.int32(self.block_size) + offset.astype(np.int32)
+        return self._table[rows, block] * self.block_size + offset

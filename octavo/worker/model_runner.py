@@ -269,6 +269,9 @@ class ModelRunner:
             batch.logit_rows_of_state, batch.logit_positions, sampled.token_ids
         )
         token_ids = sampled.token_ids.tolist()
+        if not (step.scheduled_drafts or sampled.failed or sampled.logprobs):
+            names = map(batch.request_ids.__getitem__, batch.sample_index.tolist())
+            return {request_id: [token_id] for request_id, token_id in zip(names, token_ids)}
         tokens: dict[str, list[int]] = {}
         end = 0
         for i, count in zip(batch.sample_index.tolist(), batch.num_logits.tolist()):

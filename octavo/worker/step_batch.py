@@ -25,8 +25,8 @@ class StepBatch:
         inputs: what the graph replays.
         sample_index: [S] index into `request_ids`, ascending.
         num_logits: [S] logits rows of each.
-        logit_rows_of_state: [R] row of the persistent batch.
-        logit_positions: [R] int64, absolute position of the token that the row samples.
+        logit_rows_of_state: [R] int64, row of the persistent batch.
+        logit_positions: [R] int32, absolute position of the token that the row samples.
     """
 
     request_ids: Sequence[str]
@@ -48,7 +48,8 @@ class StepBatchBuilder:
     """
 
     def __init__(self, *, max_tokens: int, max_requests: int) -> None:
-        self._counting = np.arange(max_tokens, dtype=np.int64)
+        self._counting = np.arange(max(max_tokens, max_requests + 1), dtype=np.int32)
+        self._ones = np.ones(max_requests, dtype=np.int64)
         self._query_start = np.zeros(max_requests + 1, dtype=np.int32)
 
     def build(
@@ -57,42 +58,55 @@ class StepBatchBuilder:
         """The batch of `request_ids` (those of the step that have not failed), at least one."""
         num_requests = len(request_ids)
         rows = np.fromiter(map(state.rows.__getitem__, request_ids), np.int64, num_requests)
+        if step.total_num_scheduled_tokens == len(step.num_scheduled_tokens) == len(step.samples):
+            return self._build_decode(state, request_ids, rows)
         counts = np.fromiter(
-            map(step.num_scheduled_tokens.__getitem__, request_ids), np.int64, num_requests
+            map(step.num_scheduled_tokens.__getitem__, request_ids), np.int32, num_requests
         )
         query_start = self._query_start[: num_requests + 1]
         np.cumsum(counts, out=query_start[1:])
         num_tokens = int(query_start[-1])
 
-        computed = state.num_computed_tokens[rows].astype(np.int64)
+        computed = state.num_computed_tokens[rows]
         seq_lens = computed + counts
         if step.scheduled_drafts:
             _write_drafts(state, request_ids, seq_lens, step.scheduled_drafts)
         else:
-            assert (seq_lens <= state.num_tokens[rows]).all(), "a token was scheduled but not known"
+            _check_known(state, rows, seq_lens)
         token_rows = np.repeat(rows, counts)
         positions = np.repeat(computed - query_start[:-1], counts) + self._counting[:num_tokens]
-        token_ids = state.token_ids[token_rows, positions]
 
         index, num_logits = self._who_samples(step, request_ids)
-        logit_rows = _last_rows(query_start[index + 1].astype(np.int64), num_logits)
-        longest = int(seq_lens.max())
+        logit_rows = _last_rows(query_start[index + 1], num_logits)
         return StepBatch(
             request_ids=request_ids,
             rows=rows,
-            inputs=StepInputs(
-                token_ids=token_ids,
-                positions=positions.astype(np.int32),
-                query_start=query_start,
-                seq_lens=seq_lens.astype(np.int32),
-                block_tables=[table.gather(rows, longest) for table in state.block_tables],
-                slot_mapping=[table.slots(token_rows, positions) for table in state.block_tables],
-                logit_rows=logit_rows.astype(np.int32),
-            ),
+            inputs=_inputs(state, rows, token_rows, positions, query_start, seq_lens, logit_rows),
             sample_index=index,
             num_logits=num_logits,
             logit_rows_of_state=token_rows[logit_rows],
             logit_positions=positions[logit_rows] + 1,
+        )
+
+    def _build_decode(
+        self, state: RequestState, request_ids: Sequence[str], rows: np.ndarray
+    ) -> StepBatch:
+        """The batch where every request has one token and samples, as in most steps: between two
+        forwards, each call into numpy fetches its code and data from memory."""
+        num_requests = len(request_ids)
+        positions = state.num_computed_tokens[rows]
+        seq_lens = positions + 1
+        _check_known(state, rows, seq_lens)
+        query_start = self._counting[: num_requests + 1]
+        index = query_start[:-1]
+        return StepBatch(
+            request_ids=request_ids,
+            rows=rows,
+            inputs=_inputs(state, rows, rows, positions, query_start, seq_lens, index),
+            sample_index=index,
+            num_logits=self._ones[:num_requests],
+            logit_rows_of_state=rows,
+            logit_positions=seq_lens,
         )
 
     def _who_samples(
@@ -136,11 +150,38 @@ def masked_rows(
     )
 
 
+def _inputs(
+    state: RequestState,
+    rows: np.ndarray,
+    token_rows: np.ndarray,
+    positions: np.ndarray,
+    query_start: np.ndarray,
+    seq_lens: np.ndarray,
+    logit_rows: np.ndarray,
+) -> StepInputs:
+    """What the graph replays for requests in `rows` [B]; token_rows [T] is each token's row."""
+    longest = int(seq_lens.max())
+    return StepInputs(
+        token_ids=state.token_ids[token_rows, positions],
+        positions=positions,
+        query_start=query_start,
+        seq_lens=seq_lens,
+        block_tables=[table.gather(rows, longest) for table in state.block_tables],
+        slot_mapping=[table.slots(token_rows, positions) for table in state.block_tables],
+        logit_rows=logit_rows,
+    )
+
+
+def _check_known(state: RequestState, rows: np.ndarray, seq_lens: np.ndarray) -> None:
+    """What is computed for `rows` [B] up to `seq_lens` [B] must be there."""
+    assert (state.num_tokens[rows] >= seq_lens).all(), "a token was scheduled but not known"
+
+
 def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The last counts[i] integers below ends[i], for every i, in a row."""
-    before = np.cumsum(counts)
+    """The last counts[i] integers below ends[i], for every i, in a row: int32."""
+    before = np.cumsum(counts, dtype=np.int32)
     total = int(before[-1]) if len(before) else 0
-    return np.repeat(ends - before, counts) + np.arange(total)
+    return np.repeat(ends - before, counts) + np.arange(total, dtype=np.int32)
 
 
 def _write_drafts(

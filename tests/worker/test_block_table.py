@@ -53,7 +53,7 @@ def test_slots(block_ids: list[int], position: int) -> None:
     table = BlockTable(2, 4, 16)
     table.stage_row(1, block_ids)
     table.apply_staged_writes()
-    slots = table.slots(np.array([1]), np.array([position]))
+    slots = table.slots(np.array([1]), np.array([position], dtype=np.int32))
     assert slots.tolist() == [block_ids[position // 16] * 16 + position % 16]
     assert slots.dtype == np.int32
 

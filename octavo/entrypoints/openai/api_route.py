@@ -24,6 +24,7 @@ class APIRoute:
         request: struct of the JSON body; None where there is none.
         unsupported: as for `parsing.parse_body`.
         query: struct of the query's parameters, for `Call.query`; None where there are none.
+        error: type of an error's body, where it is not `errors.ErrorResponse`.
         event: type of an event's data, where the answer may be a stream.
         status: of an answer that is no error.
         media_type: of the answer.
@@ -42,6 +43,7 @@ class APIRoute:
     request: type[msgspec.Struct] | None = None
     unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     query: type[msgspec.Struct] | None = None
+    error: Any = None
     event: Any = None
     status: int = 200
     media_type: str = "application/json"

@@ -12,6 +12,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
+from octavo.entrypoints.anthropic import messages
+from octavo.entrypoints.anthropic.errors import error_response
 from octavo.entrypoints.openai import (
     chat,
     completions,
@@ -24,6 +26,7 @@ from octavo.entrypoints.openai.endpoint import Endpoint
 from octavo.entrypoints.openai.errors import APIError, as_api_error
 from octavo.entrypoints.openai.gate import Gate
 from octavo.entrypoints.openai.openapi import documentation_routes
+from octavo.entrypoints.web import engine_state, pages
 from octavo.errors import OctavoError, shown
 
 if TYPE_CHECKING:
@@ -42,6 +45,9 @@ ROUTES: tuple[APIRoute, ...] = (
     *embeddings.ROUTES,
     *scoring.ROUTES,
     *tokenization.ROUTES,
+    *engine_state.ROUTES,
+    *pages.ROUTES,
+    *messages.ROUTES,
 )
 """All routes but those of the documentation."""
 
@@ -65,7 +71,7 @@ def build_app(server: Server) -> ASGIApp:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
+    return error_response(as_api_error(error), request.scope)
 
 
 async def _answer_http_error(request: Request, error: Any) -> Response:
@@ -77,4 +83,5 @@ async def _answer_http_error(request: Request, error: Any) -> Response:
         message = f"{request.method} is not allowed for {path}"
     else:
         message = str(error.detail)
-    return APIError(error.status_code, message, headers=error.headers).response()
+    failure = APIError(error.status_code, message, headers=error.headers)
+    return error_response(failure, request.scope)

@@ -18,7 +18,7 @@ from octavo.entrypoints.openai.answers import (
     ChatMessage,
 )
 from octavo.entrypoints.openai.api_route import APIRoute
-from octavo.entrypoints.openai.chat_output import AnswerParsing, ChatOutput, answer_parsing
+from octavo.entrypoints.openai.chat_output import ChatOutput, answer_parsing
 from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.errors import bad_request, json_response
 from octavo.entrypoints.openai.generation import (
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from octavo.contracts.messages import CompletionOutput, RequestOutput
     from octavo.entrypoints.openai.endpoint import Call
+    from octavo.entrypoints.openai.state import ServedModel
 
 
 async def create_chat_completion(call: Call) -> Response | EventStream:
@@ -53,19 +54,37 @@ async def create_chat_completion(call: Call) -> Response | EventStream:
         max_tokens, field = request.max_tokens, "max_tokens"
     if max_tokens is not None and max_tokens < 1:
         raise bad_request(f"{field}={max_tokens} must be at least 1", field)
-    parsing = answer_parsing(request, model)
+    generation = await begin_chat(
+        call, request, model, "chatcmpl-", max_tokens=max_tokens, logprobs=num_top
+    )
+    chat = _Chat(request, generation, num_top)
+    return EventStream(chat.events()) if request.stream else await chat.answer()
+
+
+async def begin_chat(
+    call: Call,
+    request: ChatCompletionRequest,
+    model: ServedModel,
+    id_prefix: str,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+) -> Generation:
+    """The generation of a chat, in whatever API it was asked for.
+
+    Raises:
+        APIError, RequestError: what is wrong with the request.
+    """
     prepare = begin(
         call,
         request,
         model,
-        "chatcmpl",
+        id_prefix,
         max_tokens=max_tokens,
-        logprobs=num_top,
-        parsing=parsing,
+        logprobs=logprobs,
+        parsing=answer_parsing(request, model),
     )
-    generation = prepare([await render_chat(request, model)])
-    chat = _Chat(request, generation, num_top, parsing)
-    return EventStream(chat.events()) if request.stream else await chat.answer()
+    return prepare([await render_chat(request, model)])
 
 
 def _num_top_logprobs(request: ChatCompletionRequest, limit: int) -> int | None:
@@ -89,13 +108,12 @@ class _Chat:
         request: ChatCompletionRequest,
         generation: Generation,
         num_top: int | None,
-        parsing: AnswerParsing | None,
     ) -> None:
         self.request = request
         self.generation = generation
         self.num_top = num_top
         self.with_ids = bool(request.return_token_ids)
-        self._parsing = parsing
+        self._parsing = generation.parsing
         self._parsed: dict[int, ChatOutput] = {}  # by index
 
     async def answer(self) -> Response:

@@ -58,7 +58,7 @@ async def create_completion(call: Call) -> Response | EventStream:
         call,
         request,
         model,
-        "cmpl",
+        "cmpl-",
         max_tokens=max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=request.logprobs,

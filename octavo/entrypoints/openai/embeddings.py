@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 async def create_embedding(call: Call) -> Response:
     """The vectors of texts, as OpenAI gives them."""
     request = parse_body(call.take_body(), EmbeddingRequest, UNSUPPORTED)
-    vectors, values = await _vectors(call, request, "embd", "embed")
+    vectors, values = await _vectors(call, request, "embd-", "embed")
     return json_response(
         EmbeddingList(
             id=vectors.public_id,
@@ -46,7 +46,7 @@ async def create_embedding(call: Call) -> Response:
 async def pool(call: Call) -> Response:
     """The same, as vLLM's /pooling gives them."""
     request = parse_body(call.take_body(), PoolingRequest, UNSUPPORTED)
-    vectors, values = await _vectors(call, request, "pool", request.task or "embed")
+    vectors, values = await _vectors(call, request, "pool-", request.task or "embed")
     return json_response(
         PooledList(
             id=vectors.public_id,

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from octavo.entrypoints.anthropic.errors import error_response
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.record import RequestRecord
 from octavo.errors import shown
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-OPEN_PATHS = frozenset({"/health"})
-"""All other paths, known or not, need a key where the server has any."""
+OPEN_PATHS = frozenset({"/health", "/", "/dashboard"})
+OPEN_FOLDER = "/static/"
+"""What the web pages are made of. All other paths, known or not, need a key where the server has
+any."""
 
 KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 
@@ -38,6 +41,11 @@ Headers = Iterable[tuple[bytes, bytes]]
 def is_request_id(value: str) -> bool:
     """May `value` be a request's id?"""
     return _REQUEST_ID.fullmatch(value) is not None
+
+
+def is_open(path: str) -> bool:
+    """Does a path answer without a key?"""
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 class Gate:
@@ -91,14 +99,14 @@ class Gate:
     ) -> None:
         key = None
         try:
-            if scope["path"] not in OPEN_PATHS and len(self._server.keys):
+            if not is_open(scope["path"]) and len(self._server.keys):
                 key = self._server.keys.find(_given_key(scope["headers"]))
                 if key is None:
                     raise _unauthorized()
                 record.key = key
                 key.account.enter()
         except APIError as error:
-            await error.response()(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         scope["octavo.key"] = None if key is None else key.name
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo.contracts.answer_events import Content, Event
 from octavo.contracts.messages import engine_request_ids
 from octavo.entrypoints.openai.answers import PromptTokensDetails, Usage
 from octavo.entrypoints.openai.beams import beam_search_params
@@ -79,6 +80,12 @@ class Generation:
                 )
             }
         )
+
+    def events(self, completion: CompletionOutput) -> Iterable[Event]:
+        """What an output says, taken apart, as far as the request wants to hear of it."""
+        if self.parsing is None or completion.events is None:
+            return [Content(completion.text)] if completion.text else []
+        return self.parsing.wanted(completion.events)
 
     async def final(self) -> list[RequestOutput]:
         """Run to the end: the last output of each prompt, in order.
@@ -243,7 +250,7 @@ def public_id_of(call: Call, asked: str | None, prefix: str) -> str:
     base = call.request_id if asked is None else asked
     if not is_request_id(base):
         raise bad_request(f"request_id must be {REQUEST_ID_RULE}", "request_id")
-    return f"{prefix}-{base}"
+    return prefix + base
 
 
 def priority_of(call: Call, asked: int | None, model: ServedModel) -> int:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import ErrorResponse, json_response
-from octavo.entrypoints.openai.gate import OPEN_PATHS
+from octavo.entrypoints.openai.gate import is_open
 from octavo.version import __version__
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def openapi_document(routes: Sequence[APIRoute]) -> dict[str, Any]:
     """The API's description, OpenAPI 3.1."""
     kinds: list[Any] = [ErrorResponse]
     for route in routes:
-        kinds += [k for k in (route.response, route.request, route.event) if k is not None]
+        of_route = (route.response, route.request, route.event, route.error)
+        kinds += [k for k in of_route if k is not None]
     schemas, components = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
     )
@@ -112,7 +113,7 @@ def _close(schema: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -
 def _operation(route: APIRoute, schema_of: Mapping[str, Any]) -> dict[str, Any]:
     content = {route.media_type: {"schema": schema_of[repr(route.response)]}}
     if route.event is not None:
-        events = [schema_of[repr(kind)] for kind in (route.event, ErrorResponse)]
+        events = [schema_of[repr(kind)] for kind in (route.event, route.error or ErrorResponse)]
         content["text/event-stream"] = {"schema": {"anyOf": events}}
     responses: dict[str, Any] = {
         str(route.status): {
@@ -122,8 +123,11 @@ def _operation(route: APIRoute, schema_of: Mapping[str, Any]) -> dict[str, Any]:
     }
     for status in route.error_statuses:
         responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
+        if route.error is not None:
+            error = {"application/json": {"schema": schema_of[repr(route.error)]}}
+            responses[str(status)] = {"description": _ERRORS[status], "content": error}
     operation: dict[str, Any] = {"summary": route.summary, "responses": responses}
-    if route.path in OPEN_PATHS:
+    if is_open(route.path):
         operation["security"] = []
         del responses["401"]
     if parameters := _parameters(route):

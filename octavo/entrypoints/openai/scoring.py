@@ -33,7 +33,7 @@ async def score(call: Call) -> Response:
     model = call.server.model(request.model)
     (name_1, first), (name_2, second) = _pairs(request)
     params = PoolingParams(pooling_type=request.pooling_type)
-    vectors = Vectors.begin(call, request, model, params, "score")
+    vectors = Vectors.begin(call, request, model, params, "score-")
     arrays = await vectors.of([*((name_1, t) for t in first), *((name_2, t) for t in second)])
     one, two = arrays[: len(first)], arrays[len(first) :]
     return json_response(
@@ -83,7 +83,7 @@ async def rerank(call: Call) -> Response:
         raise bad_request("documents must not be empty", "documents")
     texts = [d if isinstance(d, str) else d.text for d in request.documents]
     params = PoolingParams(pooling_type=request.pooling_type)
-    vectors = Vectors.begin(call, request, model, params, "rerank")
+    vectors = Vectors.begin(call, request, model, params, "rerank-")
     query, *arrays = await vectors.of(
         [("query", request.query), *(("documents", t) for t in texts)]
     )

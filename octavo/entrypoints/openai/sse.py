@@ -1,19 +1,19 @@
 """Server-sent events: a generator of encoded events as an ASGI response.
 
 The status is sent with the first event, so that whatever fails before it is an HTTP error and not
-a stream; what fails later is an error event. Both end with `data: [DONE]`.
+a stream; what fails later is an error event. In OpenAI's older APIs, both end with `data: [DONE]`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo.entrypoints.openai.errors import as_api_error
+from octavo.entrypoints.openai.errors import APIError, as_api_error
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
@@ -35,15 +35,35 @@ def event(body: Any) -> bytes:
     return b"data: " + _encode(body) + b"\n\n"
 
 
+def named_event(body: Any) -> bytes:
+    """A struct with a tag as one event, whose name is the tag too."""
+    return b"event: " + body.__struct_config__.tag.encode() + b"\n" + event(body)
+
+
+def openai_failure(error: APIError) -> bytes:
+    """The event of what fails later, in OpenAI's older APIs."""
+    return event(error.body)
+
+
 class EventStream:
     """An ASGI response.
 
     Args:
         events: whole events, one or more at a time.
+        failure: the event of an error.
+        done: what all ends with.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        failure: Callable[[APIError], bytes] = openai_failure,
+        done: bytes = DONE,
+    ) -> None:
         self._events = events
+        self._failure = failure
+        self._done = done
         self._blocked_since: float | None = None
 
     def blocked_for(self) -> float:
@@ -52,7 +72,7 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
-        last = DONE
+        last = self._done
         try:
             async with aclosing(self._events) as events:
                 async for data in events:
@@ -74,5 +94,5 @@ class EventStream:
             failure = as_api_error(error)
             if failure.code == "internal_error":
                 logger.error("a stream failed", exc_info=error)
-            last = event(failure.body) + DONE
+            last = self._failure(failure) + self._done
         await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -19,6 +19,7 @@ from octavo.errors import shown
 if TYPE_CHECKING:
     from octavo.config.engine import EngineConfig
     from octavo.contracts.beam_search_params import BeamSearchParams
+    from octavo.contracts.engine_view import EngineView
     from octavo.contracts.messages import PoolingRequestOutput, RequestOutput
     from octavo.contracts.pooling_params import PoolingParams
     from octavo.contracts.sampling_params import SamplingParams
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from octavo.engine.output_processor import ParserOf
     from octavo.engine.tokenizer import Tokenizer
     from octavo.engine.wire import CoreInfo
+    from octavo.entrypoints.web.feed import Feed
 
 MAX_CHOICES = 1024
 """Most completions (prompts × n) of one HTTP request."""
@@ -79,6 +81,7 @@ class EngineClient(Protocol):
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     async def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]: ...
     async def check_health(self) -> None: ...
+    async def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView: ...
     async def shutdown(self, drain_seconds: float = 0.0) -> None: ...
 
 
@@ -110,6 +113,7 @@ class Server:
         keys: who may use it; without any, everybody.
         in_flight: requests that were let in and have not been answered to the end.
         http_requests: (route, method, status) → count, for /metrics.
+        feeds: what the dashboard shows, by the engine's identity (`id`).
         siblings: paths of the private sockets of the front ends that this one speaks for.
     """
 
@@ -118,6 +122,7 @@ class Server:
     keys: KeyRing = field(default_factory=KeyRing)
     in_flight: int = 0
     http_requests: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    feeds: dict[int, Feed] = field(default_factory=dict)
     siblings: Sequence[str] = ()
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from octavo.config.engine import EngineConfig
+from octavo.contracts.engine_view import BlockMap, EngineView
 from octavo.contracts.kv_spec import MemoryPlan
 from octavo.contracts.messages import (
     EngineOutput,
@@ -133,6 +134,7 @@ class FakeEngine:
 
     Attributes:
         gate: while cleared, no step runs.
+        looks: how often somebody asked what is going on.
     """
 
     def __init__(
@@ -177,6 +179,7 @@ class FakeEngine:
         self.step_seconds = step_seconds
         self.rendered: list[Any] = []
         self.shutdowns = 0
+        self.looks = 0
         self._default_params = default_params
         self._input = InputProcessor(
             self.config.model,
@@ -288,6 +291,23 @@ class FakeEngine:
             raise EngineDeadError(self._dead)
         if self.is_unresponsive:
             raise EngineUnresponsiveError("the engine core has not been heard of for 6 s")
+
+    async def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
+        """The counters, and a pool of which nobody holds anything."""
+        await self.check_health()
+        self.looks += 1
+        num_blocks = self.info.memory_plan.num_blocks
+        blocks = BlockMap(
+            num_blocks=num_blocks, flags=bytes(num_blocks), owners=b"\xff" * (4 * num_blocks)
+        )
+        return EngineView(
+            now=time.monotonic(),
+            stats=self.stats(),
+            steps=[],
+            requests=[],
+            num_hidden_requests=0,
+            blocks=blocks,
+        )
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
         self.shutdowns += 1

@@ -10,7 +10,16 @@ from octavo.entrypoints.openai.state import serve_engines
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import MODEL, serving
 
-PATHS = ["/version", "/metrics", "/v1/models", "/docs", "/openapi.json", "/nope", "/", "//health"]
+PATHS = [
+    "/version",
+    "/metrics",
+    "/v1/models",
+    "/docs",
+    "/openapi.json",
+    "/nope",
+    "/dashboards",
+    "//health",
+]
 
 
 async def test_keys() -> None:

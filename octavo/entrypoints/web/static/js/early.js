@@ -1,0 +1,5 @@
+// Before the page is drawn: the theme that was chosen, so that nothing flashes.
+{
+  const theme = localStorage.getItem("octavo.theme");
+  if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
+}
