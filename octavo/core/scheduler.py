@@ -38,6 +38,7 @@ from octavo.core.observe import (
     request_view,
     waiting_reasons,
 )
+from octavo.core.pause import PauseState
 from octavo.core.policy import ORDERS, PassedOver, RequestQueue
 from octavo.core.request import Request, RequestStatus, check_request
 from octavo.core.step_plan import NO_DRAFTS, StepPlan, StepRecord
@@ -49,7 +50,8 @@ _MAX_LEFT = 2
 
 
 class Scheduler:
-    """Requests, their KV blocks, and the steps they are computed in.
+    """Requests, their KV blocks, and the steps they are computed in. `pause_state`
+    may be set between steps.
 
     Args:
         config: the scheduler's section.
@@ -90,6 +92,7 @@ class Scheduler:
         self._max_len = self._kv.longest_request(max_model_len)
 
         order = ORDERS[config.scheduling_policy]
+        self.pause_state = PauseState.UNPAUSED
         self._requests: dict[str, Request] = {}
         self._left: dict[str, Request] = {}  # ended, with a fork source; the oldest first
         self._waiting = RequestQueue(order)
@@ -177,7 +180,14 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step has anything to do: requests, ids that the workers must hear of, or
         blocks that a hook still keeps."""
-        return bool(self._requests or self._finished_ids or self._hooks.kept)
+        if self.pause_state is PauseState.UNPAUSED or self._finished_ids or self._hooks.kept:
+            return bool(self._requests or self._finished_ids or self._hooks.kept)
+        return self.pause_state is PauseState.PAUSED_NEW and self.has_begun_requests()
+
+    def has_begun_requests(self) -> bool:
+        """Whether any request has run and has not ended: it runs, or was preempted."""
+        waiting = self._waiting.requests
+        return bool(self._running.requests) or any(r.num_preemptions for r in waiting)
 
     # ---------------------------------------------------------------- a step
 
@@ -197,10 +207,11 @@ class Scheduler:
         )
         plan = StepPlan(self._num_steps, budget)
         self._num_steps += 1
-        self._schedule_running(plan)
-        # What was just preempted would only fight with what comes in.
-        if not self._preempted_ids:
-            self._schedule_waiting(plan)
+        if self.pause_state is not PauseState.PAUSED_ALL:
+            self._schedule_running(plan)
+            # What was just preempted would only fight with what comes in.
+            if not self._preempted_ids:
+                self._schedule_waiting(plan)
 
         step = plan.step
         step.total_num_scheduled_tokens = config.max_num_batched_tokens - budget.remaining
@@ -308,6 +319,8 @@ class Scheduler:
         self, request: Request, plan: StepPlan
     ) -> tuple[Admission, SchedulerHook | None]:
         """Whether nothing but room keeps a request waiting; the hook that fails it, if one does."""
+        if self.pause_state is not PauseState.UNPAUSED and not request.num_preemptions:
+            return Admission.WAIT, None
         parent = request.parent
         if parent is not None and (
             parent.status is RequestStatus.WAITING
@@ -544,6 +557,7 @@ class Scheduler:
         num_reserved = self._num_reserved_blocks()
         reasons = waiting_reasons(
             shown,
+            is_paused=self.pause_state is not PauseState.UNPAUSED,
             has_place=len(running) < self._config.max_num_seqs,
             is_budget_spent=self._stats.step_tokens >= self._config.max_num_batched_tokens,
             hooks=self._hooks,

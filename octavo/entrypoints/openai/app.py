@@ -15,9 +15,11 @@ from starlette.routing import Route
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.anthropic.errors import error_response
 from octavo.entrypoints.openai import (
+    admin,
     chat,
     completions,
     embeddings,
+    generate,
     information,
     scoring,
     tokenization,
@@ -42,6 +44,7 @@ ROUTES: tuple[APIRoute, ...] = (
     *information.ROUTES,
     *chat.ROUTES,
     *completions.ROUTES,
+    *generate.ROUTES,
     *embeddings.ROUTES,
     *scoring.ROUTES,
     *tokenization.ROUTES,
@@ -49,14 +52,16 @@ ROUTES: tuple[APIRoute, ...] = (
     *pages.ROUTES,
     *messages.ROUTES,
 )
-"""All routes but those of the documentation."""
+"""All routes but those of the documentation and of --server-dev-mode."""
 
 
 def build_app(server: Server) -> ASGIApp:
     """The application that serves `server`."""
     routes = ROUTES
+    if server.config.server_dev_mode:
+        routes += admin.ROUTES
     if not server.config.disable_fastapi_docs:
-        routes += documentation_routes(ROUTES)
+        routes += documentation_routes(routes)
     app = Starlette(
         routes=[Route(r.path, Endpoint(server, r), methods=[r.method]) for r in routes],
         exception_handlers={

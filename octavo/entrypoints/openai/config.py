@@ -79,6 +79,11 @@ class ServerConfig:
     reasoning_parser: str | None = option(
         None, "format of the model's reasoning; none: not parsed; None: by the chat template"
     )
+    server_dev_mode: bool = option(
+        False,
+        "routes that act on the whole server: pause, resume, abort_requests, reset_prefix_cache, "
+        "server_info (vLLM's VLLM_SERVER_DEV_MODE)",
+    )
     disable_fastapi_docs: bool = option(False, "no /docs and /openapi.json (the name is vLLM's)")
     log_level: LogLevel = option("info", "info has a line per request")
 

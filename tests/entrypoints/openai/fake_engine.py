@@ -31,6 +31,7 @@ from octavo.contracts.messages import (
     RequestOutput,
     SchedulerStats,
 )
+from octavo.contracts.pause_mode import PauseMode
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.chat_messages import normal_messages
@@ -195,6 +196,7 @@ class FakeEngine:
         self._queues: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
         self._totals = {"prompt_tokens": 0, "generation_tokens": 0, "num_steps": 0}
         self._dead: str | None = None
+        self._paused: PauseMode | None = None
         self.is_unresponsive = False
         self._work = asyncio.Event()
         self._core = asyncio.ensure_future(self._run())
@@ -292,6 +294,40 @@ class FakeEngine:
         if self.is_unresponsive:
             raise EngineUnresponsiveError("the engine core has not been heard of for 6 s")
 
+    @property
+    def unfinished_request_ids(self) -> list[str]:
+        return self._output.unfinished_ids
+
+    async def abort(self, request_id: str) -> None:
+        aborted = self._output.abort_requests([request_id])
+        for output in aborted.request_outputs:
+            self._queues[output.request_id].put_nowait(output)
+        for engine_id in aborted.to_abort:
+            self._drop(engine_id, "api")
+
+    async def reset_prefix_cache(self) -> bool:
+        if self._running:
+            return False
+        self._seen_prompts.clear()
+        return True
+
+    async def pause_generation(
+        self, *, mode: PauseMode = "abort", clear_cache: bool = True
+    ) -> None:
+        self._paused = mode
+        if mode == "abort":
+            self.abort_all()
+        while mode == "wait" and self._running:
+            await asyncio.sleep(0.001)
+        if clear_cache and mode != "keep":
+            await self.reset_prefix_cache()
+
+    async def resume_generation(self) -> None:
+        self._paused = None
+
+    async def is_paused(self) -> bool:
+        return self._paused is not None
+
     async def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
         """The counters, and a pool of which nobody holds anything."""
         await self.check_health()
@@ -358,8 +394,11 @@ class FakeEngine:
             await asyncio.sleep(self.step_seconds)
 
     def _step(self) -> None:
+        if self._paused == "keep":
+            return
         outputs, cached = [], {}
-        while self._waiting and len(self._running) < self.config.scheduler.max_num_seqs:
+        most = self.config.scheduler.max_num_seqs if self._paused is None else 0
+        while self._waiting and len(self._running) < most:
             engine_id, sequence = next(iter(self._waiting.items()))
             del self._waiting[engine_id]
             self._running[engine_id] = sequence

@@ -9,7 +9,7 @@ from pathlib import Path
 from starlette.routing import Route
 
 from octavo.engine.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, parser_names
-from octavo.entrypoints.openai import pooling_protocol, protocol
+from octavo.entrypoints.openai import generate, pooling_protocol, protocol
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.gate import Gate
@@ -34,7 +34,7 @@ def words(text: str) -> set[str]:
 
 
 async def test_routes() -> None:
-    gate = build_app(serve_engines({"m": FakeEngine()}, ServerConfig()))
+    gate = build_app(serve_engines({"m": FakeEngine()}, ServerConfig(server_dev_mode=True)))
     assert isinstance(gate, Gate)
     there = set()
     for route in gate._app.routes:  # type: ignore[attr-defined]
@@ -66,6 +66,14 @@ def test_request_fields() -> None:
     assert words(not_taken) == refused - known
     options = {f"stream_options.{name}" for name in protocol.StreamOptions.__struct_fields__}
     assert options <= words(section("Streams"))
+
+
+def test_fields_of_tokens() -> None:
+    text = section("Tokens")
+    assert {*generate.GenerateRequest.__struct_fields__, *generate.UNSUPPORTED} <= words(text)
+    choice = set(generate.GenerateChoice.__struct_fields__) - {"index"}
+    answer = set(generate.GenerateAnswer.__struct_fields__) - {"choices"}
+    assert choice | answer <= words(text)
 
 
 def test_fields_of_vectors() -> None:
