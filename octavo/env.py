@@ -4,6 +4,7 @@
     OCTAVO_CPU_ISA     caps the kernel tier: scalar, avx2, avx512, avx512_vnni, avx512_bf16; neon
     OCTAVO_API_KEY     keys of `octavo serve`, separated by commas
     OCTAVO_LOG_LEVEL   level of the log on stderr (default WARNING)
+    OCTAVO_LOG_FORMAT  text (default) or json
     OCTAVO_CHECK       1: check the scheduler's invariants after every step (the tests do)
 
 Honoured as huggingface-hub does: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN.

@@ -21,9 +21,9 @@ DeviceName = Literal["auto", "cpu", "reference"]
 ExecutorName = Literal["uni", "fake"]
 
 
-def option(default: Any, help: str) -> Any:
-    """A configuration field with its documentation."""
-    return field(default=default, metadata={"help": help})
+def option(default: Any, help: str, *, secret: bool = False) -> Any:
+    """A configuration field with its documentation. What is secret is not shown."""
+    return field(default=default, repr=not secret, metadata={"help": help})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,6 +117,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     Attributes:
         stop_reason: the stop token id that ended it (the front end fills in stop strings).
         num_cached_tokens: prompt tokens taken from the prefix cache; sent with the first output.
+        num_preemptions: how often it was preempted; sent with the last output.
         queue_time: seconds from `arrival_time` until it was first scheduled; sent with the first
             output. None where nobody measured it.
         error: message for the user when finish_reason is ERROR.
@@ -131,6 +132,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    num_preemptions: int = 0
     queue_time: float | None = None
     error: str | None = None
     error_param: str | None = None
@@ -141,6 +143,7 @@ class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False)
 
     num_running: int = 0
     num_waiting: int = 0
+    num_deferred: int = 0  # of those, not for want of room: a grammar is compiled, a prompt shared
     num_blocks: int = 0
     num_used_blocks: int = 0  # held by requests
     num_cached_blocks: int = 0  # free, but keeping a hash

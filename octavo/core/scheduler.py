@@ -50,8 +50,7 @@ _MAX_LEFT = 2
 
 
 class Scheduler:
-    """Requests, their KV blocks, and the steps they are computed in. `pause_state`
-    may be set between steps.
+    """Requests, their KV blocks, and the steps they are computed in. Any may set `pause_state`.
 
     Args:
         config: the scheduler's section.
@@ -276,6 +275,7 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
         """Admit waiting requests, in order, while there are places, tokens and blocks."""
+        self._stats.num_deferred = 0
         waiting, running = self._waiting.requests, self._running.requests
         if not waiting or len(running) >= self._config.max_num_seqs:
             return
@@ -297,6 +297,7 @@ class Scheduler:
                 continue
             index += 1
             if verdict is Admission.WAIT:
+                self._stats.num_deferred += 1
                 continue
             prefix = self._prefix_of(request, num_reserved)
             if prefix is None:

@@ -45,7 +45,9 @@ def settle(
             new.finish_reason, new.error = FinishReason.ERROR, "the worker returned no vector"
         else:
             new.finish_reason, new.pooling_output = FinishReason.STOP, pooled
-    if not token_ids and new.prompt_logprobs is None and new.finish_reason is None:
+    if new.finish_reason is not None:
+        new.num_preemptions = request.num_preemptions
+    elif not token_ids and new.prompt_logprobs is None:
         return None
     return new
 

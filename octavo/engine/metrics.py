@@ -40,6 +40,7 @@ _LATENCY_BUCKETS = (
 )
 _STEP_BUCKETS = tuple(float(2**i) for i in (0, *range(3, 15)))
 _N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
+_PREEMPTION_BUCKETS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 def buckets_1_2_5(limit: int) -> tuple[float, ...]:
@@ -87,6 +88,8 @@ _HISTOGRAMS = {
     "request_max_num_generation_tokens": "Most tokens that any of a request's n sequences made.",
     "request_params_n": "The parameter n of ended requests.",
     "request_params_max_tokens": "The parameter max_tokens of ended requests.",
+    "request_prefill_kv_computed_tokens": "Prompt tokens of ended requests that were computed.",
+    "request_num_preemptions": "Preemptions of ended requests.",
     "iteration_tokens_total": "Tokens computed per step of the engine.",
 }
 
@@ -110,6 +113,7 @@ class _Sequence:
         "arrival",
         "first_token",
         "group",
+        "is_fork",
         "last_token",
         "num_cached",
         "num_generated",
@@ -121,6 +125,7 @@ class _Sequence:
         self.arrival = request.arrival_time
         self.num_prompt = len(request.prompt_token_ids)
         self.group = group
+        self.is_fork = request.fork_of is not None
         self.num_cached = 0
         self.num_generated = 0
         self.scheduled: float | None = None
@@ -186,6 +191,7 @@ class EngineMetrics:
     Attributes:
         stats: the scheduler's, as last heard.
         finished, aborted: engine requests that ended, by reason.
+        prompt_tokens_by_source: prompt tokens computed, and found in the prefix cache.
         on_started: called once with the id of every engine request, at its first token or at its
             end without one: it no longer waits.
         on_finished: called once for every engine request, at its end.
@@ -198,6 +204,7 @@ class EngineMetrics:
         self.stats = SchedulerStats()
         self.finished = {str(reason): 0 for reason in FinishReason}
         self.aborted = dict.fromkeys(ABORT_REASONS, 0)
+        self.prompt_tokens_by_source = {"local_compute": 0, "local_cache_hit": 0}
         tokens = buckets_1_2_5(max_model_len)
         self.histograms = {name: Histogram(_bounds_of(name, tokens)) for name in _HISTOGRAMS}
         self._time_to_first = self.histograms["time_to_first_token_seconds"]
@@ -227,6 +234,7 @@ class EngineMetrics:
             if output.queue_time is not None:
                 sequence.scheduled = sequence.arrival + output.queue_time
                 sequence.num_cached = output.num_cached_tokens
+                self._count_prompt(sequence)
             if output.new_token_ids:
                 if sequence.num_generated:
                     inter_token.observe(now - sequence.last_token)
@@ -238,11 +246,19 @@ class EngineMetrics:
                 sequence.last_token = now
                 sequence.num_generated += len(output.new_token_ids)
             if output.finish_reason is not None:
+                self._observe("request_num_preemptions", output.num_preemptions)
                 self.finish_request(output.request_id, output.finish_reason, now=now)
         if outputs.stats is not None:
             if outputs.stats.num_steps != self.stats.num_steps:
                 self.histograms["iteration_tokens_total"].observe(outputs.stats.step_tokens)
             self.stats = outputs.stats
+
+    def _count_prompt(self, sequence: _Sequence) -> None:
+        """A sequence was scheduled first. Those that share another's prompt do not count it."""
+        if not sequence.is_fork:
+            computed = sequence.num_prompt - sequence.num_cached
+            self.prompt_tokens_by_source["local_compute"] += computed
+            self.prompt_tokens_by_source["local_cache_hit"] += sequence.num_cached
 
     def finish_request(
         self,
@@ -274,6 +290,8 @@ class EngineMetrics:
             observe("request_queue_time_seconds", sequence.scheduled - sequence.arrival)
             observe("request_prefill_time_seconds", sequence.first_token - sequence.scheduled)
             observe("request_inference_time_seconds", sequence.last_token - sequence.scheduled)
+            computed = sequence.num_prompt - sequence.num_cached
+            observe("request_prefill_kv_computed_tokens", computed)
         if sequence.num_generated:
             decode = sequence.last_token - sequence.first_token
             observe("request_decode_time_seconds", decode)
@@ -304,6 +322,7 @@ def _bounds_of(name: str, tokens: tuple[float, ...]) -> tuple[float, ...]:
         "inter_token_latency_seconds": _TOKEN_TIME_BUCKETS,
         "request_time_per_output_token_seconds": _TOKEN_TIME_BUCKETS,
         "request_params_n": _N_BUCKETS,
+        "request_num_preemptions": _PREEMPTION_BUCKETS,
         "iteration_tokens_total": _STEP_BUCKETS,
     }
     return special.get(name, _LATENCY_BUCKETS if name.endswith("_seconds") else tokens)
@@ -331,7 +350,14 @@ _COUNTERS = {
 }
 
 CORE_FAMILIES = frozenset(
-    PREFIX + name for name in (*_GAUGES, *_COUNTERS, "iteration_tokens_total", "cache_config_info")
+    PREFIX + name
+    for name in (
+        *_GAUGES,
+        *_COUNTERS,
+        "num_requests_waiting_by_reason",
+        "iteration_tokens_total",
+        "cache_config_info",
+    )
 )
 """Families that say what the core has said, the same to every front end."""
 
@@ -355,6 +381,29 @@ def collect(engines: Mapping[str, EngineMetrics]) -> Iterator[Metric]:
             for model_name, metrics in engines.items():
                 family.add_metric([model_name], float(read(metrics.stats)))
             yield family
+    waiting = GaugeMetricFamily(
+        PREFIX + "num_requests_waiting_by_reason",
+        "Sequences that wait: for room, or for something else (a grammar, a shared prompt).",
+        labels=[*model, "reason"],
+    )
+    sources = CounterMetricFamily(
+        PREFIX + "prompt_tokens_by_source",
+        "Prompt tokens of requests that have begun: computed, or found in the prefix cache.",
+        labels=[*model, "source"],
+    )
+    cached = CounterMetricFamily(
+        PREFIX + "prompt_tokens_cached",
+        "Prompt tokens of requests that have begun, found in the prefix cache.",
+        labels=model,
+    )
+    for model_name, metrics in engines.items():
+        deferred = min(metrics.stats.num_deferred, metrics.stats.num_waiting)
+        waiting.add_metric([model_name, "capacity"], metrics.stats.num_waiting - deferred)
+        waiting.add_metric([model_name, "deferred"], deferred)
+        for source, count in metrics.prompt_tokens_by_source.items():
+            sources.add_metric([model_name, source], count)
+        cached.add_metric([model_name], metrics.prompt_tokens_by_source["local_cache_hit"])
+    yield from (waiting, sources, cached)
     done = CounterMetricFamily(
         PREFIX + "request_success", "Ended requests.", labels=[*model, "finished_reason"]
     )

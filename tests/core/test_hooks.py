@@ -149,8 +149,10 @@ class TestInTheScheduler:
         core = FakeCore(hooks=[diary])
         core.add("r", [1] * 20, max_tokens=2)
         assert not core.schedule().num_scheduled_tokens
+        assert core.scheduler.stats().num_deferred == core.scheduler.stats().num_waiting == 1
         diary.admission = Admission.READY
         core.run()
+        assert core.scheduler.stats().num_deferred == 0
         core.check_complete()
 
     def test_a_refused_request_fails_alone(self) -> None:

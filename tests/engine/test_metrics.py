@@ -18,7 +18,14 @@ from octavo.contracts.messages import (
     SchedulerStats,
 )
 from octavo.contracts.sampling_params import SamplingParams
-from octavo.engine.metrics import CacheInfo, EngineMetrics, Histogram, buckets_1_2_5, collect
+from octavo.engine.metrics import (
+    CacheInfo,
+    EngineMetrics,
+    FinishedSequence,
+    Histogram,
+    buckets_1_2_5,
+    collect,
+)
 
 NONE = {str(reason): 0 for reason in FinishReason}
 
@@ -81,6 +88,8 @@ def test_times_of_a_request() -> None:
             "request_max_num_generation_tokens": 3,
             "request_params_n": 1,
             "request_params_max_tokens": 20,
+            "request_prefill_kv_computed_tokens": 5,
+            "request_num_preemptions": 0,
             "iteration_tokens_total": 0,
         }
     )
@@ -133,6 +142,60 @@ def test_log_probabilities_of_the_prompt_are_no_first_token() -> None:
     assert sums["time_to_first_token_seconds"] == pytest.approx(2.0)
     assert sums["request_queue_time_seconds"] == pytest.approx(0.25)
     assert sums["request_prefill_time_seconds"] == pytest.approx(1.75)
+
+
+def test_where_prompt_tokens_come_from() -> None:
+    """Each prompt once, however many completions share it."""
+    metrics = EngineMetrics(max_model_len=1000)
+    requests = requests_of("a", n=2)
+    requests[1].fork_of = "0_a"
+    metrics.add_requests(requests)
+    first = {"queue_time": 0.1, "num_cached_tokens": 2}
+    metrics.record_outputs(outputs_of("0_a", "1_a", **first), 101.0)
+    end = {"finish_reason": FinishReason.STOP, "num_preemptions": 3}
+    metrics.record_outputs(outputs_of("0_a", "1_a", **end), 102.0)
+    assert metrics.prompt_tokens_by_source == {"local_compute": 3, "local_cache_hit": 2}
+    samples = samples_of(a=metrics)
+    assert samples["prompt_tokens_by_source_total", "a", "local_compute"] == 3
+    assert samples["prompt_tokens_cached_total", "a"] == 2
+    assert samples["request_num_preemptions_sum", "a"] == 6
+    assert samples["request_prefill_kv_computed_tokens_sum", "a"] == 6
+
+
+def test_why_sequences_wait() -> None:
+    metrics = EngineMetrics(max_model_len=1000)
+    for waiting, deferred, expected in ((5, 2, (3, 2)), (1, 2, (0, 1)), (0, 0, (0, 0))):
+        stats = SchedulerStats(num_waiting=waiting, num_deferred=deferred)
+        metrics.record_outputs(EngineOutputs(stats=stats))
+        samples = samples_of(a=metrics)
+        name = "num_requests_waiting_by_reason"
+        assert (samples[name, "a", "capacity"], samples[name, "a", "deferred"]) == expected
+
+
+def test_what_is_told_of_a_sequence_at_its_end() -> None:
+    metrics = EngineMetrics(max_model_len=1000)
+    told: list[FinishedSequence] = []
+    metrics.on_finished = told.append
+    metrics.add_requests(requests_of("a"))
+    metrics.add_requests(requests_of("b"))
+    metrics.record_outputs(outputs_of("a", queue_time=0.25, num_cached_tokens=4), 101.0)
+    metrics.record_outputs(outputs_of("a", finish_reason=FinishReason.STOP), 103.0)
+    metrics.finish_request("b", FinishReason.ABORT)
+    metrics.finish_request("b", FinishReason.ABORT)
+    a, b = told
+    assert a == FinishedSequence(
+        request_id="a",
+        reason=FinishReason.STOP,
+        num_prompt_tokens=5,
+        num_generated_tokens=2,
+        num_cached_tokens=4,
+        arrival=100.0,
+        scheduled=100.25,
+        first_token=101.0,
+        last_token=103.0,
+    )
+    assert (b.reason, b.num_generated_tokens) == (FinishReason.ABORT, 0)
+    assert (b.scheduled, b.first_token, b.last_token) == (None, None, None)
 
 
 def test_exposition() -> None:

@@ -23,7 +23,7 @@ def test_every_folder_of_code_is_a_package() -> None:
 
 def test_tests_mirror_the_tree() -> None:
     """tests/x is for octavo/x, beside the few folders that are about the whole."""
-    whole = {"policy", "e2e", "examples", "native", "benchmarks"}
+    whole = {"policy", "security", "e2e", "examples", "native", "benchmarks"}
     there = {p.name for p in PACKAGE.iterdir() if p.is_dir()}
     folders = {
         p.relative_to(ROOT).parts[1]

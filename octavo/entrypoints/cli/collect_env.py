@@ -21,7 +21,7 @@ PACKAGES = (
 """Whose versions are shown: what Octavo needs, and what its extras bring."""
 
 _SHOWN = (
-    *("OCTAVO_HOME", "OCTAVO_CPU_ISA", "OCTAVO_LOG_LEVEL", "OCTAVO_CHECK"),
+    *("OCTAVO_HOME", "OCTAVO_CPU_ISA", "OCTAVO_LOG_LEVEL", "OCTAVO_LOG_FORMAT", "OCTAVO_CHECK"),
     *("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE"),
 )
 _HIDDEN = ("HF_TOKEN", "HF_ENDPOINT")

@@ -22,7 +22,7 @@ from octavo.config.engine import EngineConfig
 from octavo.entrypoints.cli.options import config_options, engine_options
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.env import api_keys
-from octavo.log import configure_logging, get_logger
+from octavo.log import LOG_FORMAT_VARIABLE, configure_logging, get_logger
 
 if TYPE_CHECKING:
     from octavo.contracts.kv_spec import MemoryPlan
@@ -51,7 +51,8 @@ def serve(
     from octavo.entrypoints.openai.stop_signal import StopSignal
 
     stop = StopSignal()
-    configure_logging(server.log_level)
+    configure_logging(server.log_level, server.log_format)
+    os.environ[LOG_FORMAT_VARIABLE] = server.log_format  # the engine core's log is the same
     server = replace(server, api_key=[*(server.api_key or ()), *api_keys()])
     if model_name is not None:
         engine = replace(engine, model=replace(engine.model, model=model_name)).checked()
@@ -87,13 +88,17 @@ async def _serve(
         from octavo.entrypoints.openai.keys import configured_keys
         from octavo.entrypoints.openai.reload import reload_at_hangup
         from octavo.entrypoints.openai.state import serve_engine
+        from octavo.entrypoints.openai.tls import server_tls
+        from octavo.entrypoints.openai.tracing import configured_tracing
 
         keys = configured_keys(config, engine_config.scheduler.scheduling_policy)
-        reload_at_hangup(config, keys)
+        tls, tracing = server_tls(config), configured_tracing(config)
+        reload_at_hangup(config, keys, tls)
         engine = await _started(starting, stop)
         if engine is None:
             return 0
         server = serve_engine(engine, config, keys)
+        server.tracing = tracing
         app = build_app(server)
         gc.freeze()  # what has been loaded stays: no collection looks at it again
         serve_app = partial(
@@ -103,6 +108,7 @@ async def _serve(
             socks[0],
             stop,
             drain_seconds=config.shutdown_timeout,
+            tls=tls,
             on_ready=lambda: print(banner(server, engine.info.memory_plan, socks[0]), flush=True),
         )
         if config.api_server_count == 1:
@@ -112,7 +118,7 @@ async def _serve(
         others = FrontEnds(config, core, socks[1:])
         with contextlib.closing(others.listen()) as private:
             others.start()
-            reload_at_hangup(config, keys, others)
+            reload_at_hangup(config, keys, tls, others)
             server.siblings = others.http_addresses
             return await serve_app(private=(app, private), others=others)
     finally:
@@ -156,12 +162,17 @@ def banner(server: Server, plan: MemoryPlan, sock: socket.socket) -> str:
     from octavo.version import __version__
     from octavo.worker.memory import format_plan
 
+    scheme = "http" if server.config.ssl_certfile is None else "https"
     address = sock.getsockname()
     if sock.family == socket.AF_UNIX:
-        shown, url, curl = f"unix:{address}", "http://localhost", f"curl --unix-socket {address}"
+        shown, url, curl = (
+            f"unix:{address}",
+            f"{scheme}://localhost",
+            f"curl --unix-socket {address}",
+        )
     else:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])
-        shown = url = f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
+        shown = url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{address[1]}"
         curl = "curl"
     auth = "-H 'Authorization: Bearer KEY' " if server.config.has_keys else ""
     body = {

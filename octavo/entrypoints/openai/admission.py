@@ -107,11 +107,15 @@ class Admission:
 
 
 class Ticket:
-    """One HTTP request's part of the account; a context manager that gives back what is left."""
+    """One HTTP request's part of the account; a context manager that gives back what is left.
+
+    Attributes:
+        record: of that request.
+    """
 
     def __init__(self, admission: Admission, record: RequestRecord, *, is_read: bool) -> None:
         self._admission = admission
-        self._record = record
+        self.record = record
         self._is_read = is_read
         self._num_body_bytes = 0
         self._ids: Iterable[str] = ()
@@ -136,7 +140,7 @@ class Ticket:
             APIError: 503; 429 where its key may not use so many tokens now.
         """
         self._read()
-        self._admission._admit(prompt_tokens, self._record)
+        self._admission._admit(prompt_tokens, self.record)
         self._ids = prompt_tokens
 
     def _read(self) -> None:

@@ -24,6 +24,7 @@ from octavo.entrypoints.openai import (
     scoring,
     tokenization,
 )
+from octavo.entrypoints.openai.cors import with_cors
 from octavo.entrypoints.openai.endpoint import Endpoint
 from octavo.entrypoints.openai.errors import APIError, as_api_error
 from octavo.entrypoints.openai.gate import Gate
@@ -72,7 +73,8 @@ def build_app(server: Server) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False
-    return Gate(app, server, frozenset(route.path for route in routes))
+    gate = Gate(app, server, frozenset(route.path for route in routes))
+    return with_cors(gate, server.config)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 from octavo.config.sections import option
 from octavo.engine.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, parser_names
 from octavo.errors import ConfigError, shown
+from octavo.log import LogFormat
 
 NO_PARSER = "none"
 """The name that turns a parser off."""
@@ -26,7 +28,12 @@ _AT_LEAST = {
     "shutdown_timeout": 0,
     "body_timeout": 0,
     "stall_timeout": 0,
+    "request_timeout": 0,
 }
+_WITHOUT_EMPTY = (
+    *("api_key", "served_model_name", "allowed_origins", "allowed_methods", "allowed_headers"),
+)
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s\"',\[]+|[a-z]+://\[[0-9a-f:]+\](:\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +51,28 @@ class ServerConfig:
         None,
         "key that every request but /health needs; may be repeated; the environment variable "
         "OCTAVO_API_KEY (keys separated by commas) keeps it out of the process list",
+        secret=True,
     )
     api_key_file: str | None = option(
         None,
         "JSON file of keys with names and limits, as docs/server.md has it; read again at SIGHUP",
     )
+    ssl_certfile: str | None = option(None, "certificate chain (PEM): serve over TLS")
+    ssl_keyfile: str | None = option(None, "its private key, if that is not in the same file")
+    ssl_ca_certs: str | None = option(None, "certificates that sign those of clients (PEM)")
+    ssl_cert_reqs: int = option(
+        0, "client certificates: 0 not asked for, 1 checked where given, 2 needed"
+    )
+    allowed_origins: list[str] | None = option(
+        None, "web origin that may use the server from browsers (CORS), or *; may be repeated"
+    )
+    allowed_methods: list[str] | None = option(
+        None, "method that those origins may use; may be repeated; None: all"
+    )
+    allowed_headers: list[str] | None = option(
+        None, "header that those origins may send; may be repeated; None: all"
+    )
+    allow_credentials: bool = option(False, "those origins may send cookies")
     served_model_name: list[str] | None = option(
         None, "name of the model in the API; may be repeated; None: as --model gives it"
     )
@@ -68,6 +92,9 @@ class ServerConfig:
     stall_timeout: float = option(
         60.0, "seconds after which a stream is ended whose client takes nothing"
     )
+    request_timeout: float = option(
+        0.0, "seconds after which a request ends with what it has (finish_reason timeout); 0: never"
+    )
     enable_auto_tool_choice: bool = option(
         False,
         "refuse to start where no tool-call parser is given and none detected (calls are parsed "
@@ -86,6 +113,12 @@ class ServerConfig:
     )
     disable_fastapi_docs: bool = option(False, "no /docs and /openapi.json (the name is vLLM's)")
     log_level: LogLevel = option("info", "info has a line per request")
+    log_format: LogFormat = option("text", "json: an object per line")
+    enable_log_requests: bool = option(False, "log prompts and parameters, too")
+    max_log_len: int | None = option(None, "most characters of a prompt in the log; None: all")
+    otlp_traces_endpoint: str | None = option(
+        None, "URL of an OpenTelemetry collector (OTLP over HTTP) for traces; needs the extra otel"
+    )
 
     @property
     def has_keys(self) -> bool:
@@ -103,15 +136,59 @@ class ServerConfig:
             raise ConfigError(
                 f"api_server_count={self.api_server_count} must be at most {MAX_API_SERVERS}"
             )
-        for name in ("api_key", "served_model_name"):
+        for name in _WITHOUT_EMPTY:
             if not all(getattr(self, name) or ()):
                 raise ConfigError(f"{name} has an empty value; leave it out for none")
+        _check_tls(self)
+        _check_cors(self)
+        if self.max_log_len is not None and self.max_log_len < 0:
+            raise ConfigError(f"max_log_len={self.max_log_len} must be at least 0")
+        if self.log_format not in LogFormat.__args__:  # type: ignore[attr-defined]
+            raise ConfigError(f"log_format={self.log_format!r} must be text or json")
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"otlp_traces_endpoint={shown(endpoint)} must be a URL, as "
+                "http://localhost:4318/v1/traces"
+            )
         _check_parser("tool_call_parser", self.tool_call_parser, TOOL_FORMATS)
         _check_parser("reasoning_parser", self.reasoning_parser, REASONING_FORMATS)
         if self.enable_auto_tool_choice and self.tool_call_parser == NO_PARSER:
             raise ConfigError("enable_auto_tool_choice needs a tool_call_parser; it is 'none'")
         if self.log_level not in LogLevel.__args__:  # type: ignore[attr-defined]
             raise ConfigError(f"log_level={self.log_level!r} must be debug, info, warning or error")
+
+
+def _check_tls(config: ServerConfig) -> None:
+    if config.ssl_cert_reqs not in (0, 1, 2):
+        raise ConfigError(f"ssl_cert_reqs={config.ssl_cert_reqs} must be 0, 1 or 2")
+    if config.ssl_certfile is None and (config.ssl_keyfile or config.ssl_ca_certs):
+        raise ConfigError("ssl_keyfile and ssl_ca_certs need ssl_certfile, the server's own")
+    if config.ssl_cert_reqs and config.ssl_ca_certs is None:
+        raise ConfigError(
+            f"ssl_cert_reqs={config.ssl_cert_reqs} needs ssl_ca_certs, to check certificates by"
+        )
+
+
+def _check_cors(config: ServerConfig) -> None:
+    origins = config.allowed_origins or ()
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"allowed_origins={shown(origin)} must be * or an origin as https://example.org, "
+                "without a path; repeat the flag for more"
+            )
+    if not origins and (
+        config.allowed_methods or config.allowed_headers or config.allow_credentials
+    ):
+        raise ConfigError(
+            "allowed_methods, allowed_headers and allow_credentials need allowed_origins"
+        )
+    if config.allow_credentials and "*" in origins:
+        raise ConfigError(
+            "allow_credentials with allowed_origins=* would let every web page use the server as "
+            "the person who looks at it; name the origins"
+        )
 
 
 def _check_parser(option: str, name: str | None, table: Mapping[str, object]) -> None:

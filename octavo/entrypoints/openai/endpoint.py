@@ -87,6 +87,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server, route = self._server, self._route
+        scope["octavo.record"].route = route.path.replace(":path}", "}")
         with server.admission.enter(scope["octavo.record"], queued=route.queued) as ticket:
             server.in_flight += 1
             try:

@@ -22,7 +22,7 @@ def main() -> int:
     """Serve as ordered. Returns the exit status."""
     stop = StopSignal()
     order = _read_order()
-    configure_logging(order.config.log_level)
+    configure_logging(order.config.log_level, order.config.log_format)
     own_address = order.http_addresses[order.index]
     with (
         stop.caught(),
@@ -47,12 +47,16 @@ async def _serve(
     from octavo.entrypoints.openai.reload import reload_at_hangup
     from octavo.entrypoints.openai.siblings import PassOn
     from octavo.entrypoints.openai.state import serve_engine
+    from octavo.entrypoints.openai.tls import server_tls
+    from octavo.entrypoints.openai.tracing import configured_tracing
 
     stop.catch_on_loop()
     engine = await AsyncLLM.attach(AttachedCore(order.core_address))
     try:
         server = serve_engine(engine, order.config)
-        reload_at_hangup(order.config, server.keys)
+        server.tracing = configured_tracing(order.config)
+        tls = server_tls(order.config)
+        reload_at_hangup(order.config, server.keys, tls)
         app = build_app(server)
         gc.freeze()
         return await http_server.serve(
@@ -62,6 +66,7 @@ async def _serve(
             stop,
             drain_seconds=order.config.shutdown_timeout,
             private=(app, private),
+            tls=tls,
         )
     finally:
         await engine.shutdown()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.entrypoints.anthropic.errors import error_response
 from octavo.entrypoints.openai.errors import APIError
-from octavo.entrypoints.openai.record import RequestRecord
+from octavo.entrypoints.openai.record import OTHER_ROUTE, RequestRecord
 from octavo.errors import shown
-from octavo.log import get_logger
+from octavo.log import current_request_id, get_logger
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -31,8 +31,6 @@ KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 
 REQUEST_ID_RULE = "1…128 letters, digits and the characters . _ : -"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-CLIENT_GONE = 499
-"""Logged and counted where the client left before there was an answer (nginx's word for it)."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -67,32 +65,28 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"no {scope['type']} here")
-        started = time.monotonic()
-        record = RequestRecord(request_id=_request_id(scope["headers"]))
+        record = RequestRecord(
+            request_id=_request_id(scope["headers"]),
+            method=scope["method"] if scope["method"] in _METHODS else "other",
+            route=scope["path"] if scope["path"] in self._routes else OTHER_ROUTE,
+            headers=scope["headers"],
+        )
         scope["octavo.request_id"], scope["octavo.record"] = record.request_id, record
         id_header = (b"x-request-id", record.request_id.encode())
-        status = CLIENT_GONE
 
         def send_with_id(message: Any) -> Awaitable[None]:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                record.status = message["status"]
                 headers = [] if record.key is None else record.key.account.headers()
                 message["headers"] = [*message.get("headers", ()), *headers, id_header]
             return send(message)
 
+        token = current_request_id.set(record.request_id)
         try:
             await self._let_in(record, scope, receive, send_with_id)
         finally:
-            self._count(scope, status)
-            logger.info(
-                "%s %s %s %.3fs %s",
-                scope["method"],
-                shown(scope["path"]),
-                status,
-                time.monotonic() - started,
-                record.request_id,
-            )
+            self._end(record, scope)
+            current_request_id.reset(token)
 
     async def _let_in(
         self, record: RequestRecord, scope: Scope, receive: Receive, send: Send
@@ -115,11 +109,23 @@ class Gate:
             if key is not None:
                 key.account.leave()
 
-    def _count(self, scope: Scope, status: int) -> None:
-        route = scope["path"] if scope["path"] in self._routes else "other"
-        method = scope["method"] if scope["method"] in _METHODS else "other"
-        counts, key = self._server.http_requests, (route, method, status)
-        counts[key] = counts.get(key, 0) + 1
+    def _end(self, record: RequestRecord, scope: Scope) -> None:
+        server, seconds = self._server, time.monotonic() - record.started
+        counts, labels = server.http_requests, (record.route, record.method, record.status)
+        counts[labels] = counts.get(labels, 0) + 1
+        server.http_seconds_of(record.route).observe(seconds)
+        if server.tracing is not None:
+            server.tracing.export(record)
+        logger.info(
+            "%s %s %s %.3fs %s%s",
+            scope["method"],
+            shown(scope["path"]),
+            record.status,
+            seconds,
+            record.request_id,
+            "" if record.key is None else f" {record.key.name}",
+            extra={"fields": record.log_fields(seconds)},
+        )
 
 
 def _given_key(headers: Headers) -> bytes:

@@ -16,8 +16,9 @@ from octavo.contracts.answer_events import Content, Event
 from octavo.contracts.messages import engine_request_ids
 from octavo.entrypoints.openai.answers import PromptTokensDetails, Usage
 from octavo.entrypoints.openai.beams import beam_search_params
-from octavo.entrypoints.openai.errors import APIError, aborted, bad_request
+from octavo.entrypoints.openai.errors import APIError, aborted, bad_request, unavailable
 from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
+from octavo.entrypoints.openai.request_log import log_request
 from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.state import MAX_CHOICES
 
@@ -71,6 +72,7 @@ class Generation:
                 name,
             )
         self._ids = [self.server.internal_id(self.public_id) for _ in self.prompts]
+        log_request(self.server.config, self.ticket.record, self.model, self.prompts)
         self.ticket.admit(
             {
                 engine_id: 0 if i else len(prompt)  # n completions share the prompt
@@ -170,7 +172,7 @@ class Generation:
 
     async def _search(self, i: int, beams: BeamSearchParams) -> AsyncGenerator[RequestOutput, None]:
         # Its beams have ids of their own: the ticket counts them as waiting until the end.
-        output = await self.model.engine.beam_search(
+        search = self.model.engine.beam_search(
             {"prompt_token_ids": self.prompts[i]},
             msgspec.structs.replace(beams, max_tokens=self._params(i).max_tokens),
             self._ids[i],
@@ -180,6 +182,12 @@ class Generation:
             skip_special_tokens=self.params.skip_special_tokens
             and not self.params.shown_special_token_ids,
         )
+        seconds = self.server.config.request_timeout
+        try:
+            output = await asyncio.wait_for(search, seconds or None)
+        except asyncio.TimeoutError:
+            message = f"the beam search took longer than {seconds} s; ask for fewer tokens or beams"
+            raise unavailable(message, "request_timeout") from None
         if (parser_of := self._parser_of(i)) is not None:
             for completion in output.outputs:
                 parser = parser_of()
@@ -211,6 +219,7 @@ def begin(
     Raises:
         APIError, RequestError: what is wrong with it.
     """
+    call.record.model = model.name
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options needs stream=true", "stream_options")
     if request.stream and request.prompt_logprobs is not None:
@@ -230,6 +239,8 @@ def begin(
         prompt_logprobs=prompt_logprobs,
         shown_special_token_ids=() if parsing is None else parsing.shown_special_token_ids,
     )
+    params = _within(call.server.config.request_timeout, params)
+    call.record.params = params
     return partial(
         Generation,
         server=call.server,
@@ -267,6 +278,15 @@ def priority_of(call: Call, asked: int | None, model: ServedModel) -> int:
     if best is None or policy != "priority":
         return asked or 0
     return best if asked is None else max(asked, best)
+
+
+def _within(seconds: float, params: SamplingParams) -> SamplingParams:
+    """The parameters of a request that ends after so many seconds; 0: when it likes."""
+    if not seconds:
+        return params
+    limit = max(1, round(seconds * 1000))
+    most = limit if params.max_time_ms is None else min(limit, params.max_time_ms)
+    return msgspec.structs.replace(params, max_time_ms=most)
 
 
 def check_num_logprobs(name: str, value: int, limit: int) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from octavo.entrypoints.openai.front_ends import FrontEnds
     from octavo.entrypoints.openai.state import Server
     from octavo.entrypoints.openai.stop_signal import StopSignal
+    from octavo.entrypoints.openai.tls import ServerTLS
 
 logger = get_logger(__name__)
 
@@ -81,7 +82,8 @@ class _Transport:
             self._transport.close()
             return
         self._is_lingering = True
-        self._transport.write_eof()
+        if self._transport.can_write_eof():  # TLS cannot
+            self._transport.write_eof()
         self._transport.resume_reading()
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.close)
 
@@ -269,6 +271,7 @@ async def serve(
     on_ready: Callable[[], None] = lambda: None,
     private: tuple[ASGIApp, socket.socket] | None = None,
     others: FrontEnds | None = None,
+    tls: ServerTLS | None = None,
 ) -> int:
     """Serve until a signal or the engine's death.
 
@@ -278,11 +281,12 @@ async def serve(
     Args:
         private: what the server's other front ends call, and where.
         others: the front ends that this one keeps; they stop with it.
+        tls: for `sock`; None: connections are in the clear.
 
     Returns:
         The process's exit status: 0 after a signal, 1 after the engine's death.
     """
-    https = [_UvicornServer(_uvicorn_config(app), on_ready)]
+    https = [_UvicornServer(_uvicorn_config(app, tls), on_ready)]
     servings = [asyncio.ensure_future(https[0].serve(sockets=[sock]))]
     if private is not None:
         https.append(_UvicornServer(_uvicorn_config(private[0]), lambda: None))
@@ -313,6 +317,8 @@ async def serve(
         for task in (*servings, stopped, died):
             task.cancel()
         await asyncio.gather(*servings, stopped, died, return_exceptions=True)
+        if server.tracing is not None:
+            await asyncio.to_thread(server.tracing.shutdown)
     return status
 
 
@@ -350,11 +356,11 @@ async def _until(condition: Callable[[], bool], seconds: float) -> None:
         await asyncio.sleep(0.02)
 
 
-def _uvicorn_config(app: Any) -> uvicorn.Config:
+def _uvicorn_config(app: Any, tls: ServerTLS | None = None) -> uvicorn.Config:
     uvicorn_logger = logging.getLogger("uvicorn")
     uvicorn_logger.setLevel(logging.ERROR)  # what is below that, the gate logs
     uvicorn_logger.handlers = get_logger("octavo").handlers
-    return uvicorn.Config(
+    config = uvicorn.Config(
         app,
         http=HTTPProtocol,
         ws="none",
@@ -368,3 +374,6 @@ def _uvicorn_config(app: Any) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_TIMEOUT,
         timeout_graceful_shutdown=int(FLUSH_SECONDS),
     )
+    config.load()
+    config.ssl = None if tls is None else tls.context
+    return config

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -30,29 +35,40 @@ class ServerCollector(Collector):
         self._server = server
 
     def collect(self) -> Iterator[Metric]:
-        server = self._server
-        yield from collect({name: engine.metrics for name, engine in server.engines.items()})
-        rejections = CounterMetricFamily(
-            PREFIX + "admission_rejections", "Requests refused with 503 or 429.", labels=["reason"]
-        )
-        for reason, count in server.admission.rejections.items():
-            rejections.add_metric([reason], count)
-        for reason in REJECTIONS:
-            refused = sum(key.account.rejections[reason] for key in server.keys)
-            rejections.add_metric([reason], refused)
-        yield rejections
-        yield from _keys(server.keys)
-        http = CounterMetricFamily(
-            PREFIX + "http_requests", "HTTP requests.", labels=["route", "method", "status"]
-        )
-        for (route, method, status), count in server.http_requests.items():
-            http.add_metric([route, method, str(status)], count)
-        yield http
-        in_flight = GaugeMetricFamily(
-            PREFIX + "http_requests_in_flight", "Requests being answered."
-        )
-        in_flight.add_metric([], server.in_flight)
-        yield in_flight
+        engines = self._server.engines
+        yield from collect({name: engine.metrics for name, engine in engines.items()})
+        yield from server_families(self._server)
+
+
+def server_families(server: Server) -> Iterator[Metric]:
+    """The server's own families: without the engines'."""
+    rejections = CounterMetricFamily(
+        PREFIX + "admission_rejections", "Requests refused with 503 or 429.", labels=["reason"]
+    )
+    for reason, count in server.admission.rejections.items():
+        rejections.add_metric([reason], count)
+    for reason in REJECTIONS:
+        refused = sum(key.account.rejections[reason] for key in server.keys)
+        rejections.add_metric([reason], refused)
+    yield rejections
+    yield from _keys(server.keys)
+    http = CounterMetricFamily(
+        PREFIX + "http_requests", "HTTP requests.", labels=["route", "method", "status"]
+    )
+    for (route, method, status), count in server.http_requests.items():
+        http.add_metric([route, method, str(status)], count)
+    yield http
+    seconds = HistogramMetricFamily(
+        PREFIX + "http_request_duration_seconds",
+        "Seconds from an HTTP request's head to the end of its answer.",
+        labels=["route"],
+    )
+    for route, histogram in server.http_seconds.items():
+        seconds.add_metric([route], buckets=histogram.cumulative(), sum_value=histogram.total)
+    yield seconds
+    in_flight = GaugeMetricFamily(PREFIX + "http_requests_in_flight", "Requests being answered.")
+    in_flight.add_metric([], server.in_flight)
+    yield in_flight
 
 
 def _keys(keys: Iterable[ApiKey]) -> Iterator[Metric]:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo.engine.metrics import Histogram
 from octavo.entrypoints.openai.admission import Admission
 from octavo.entrypoints.openai.chat_output import OutputFormats, output_formats
 from octavo.entrypoints.openai.config import ServerConfig
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
     from octavo.engine.output_processor import ParserOf
     from octavo.engine.tokenizer import Tokenizer
     from octavo.engine.wire import CoreInfo
+    from octavo.entrypoints.openai.tracing import Tracing
     from octavo.entrypoints.web.feed import Feed
 
 MAX_CHOICES = 1024
 """Most completions (prompts × n) of one HTTP request."""
+
+HTTP_SECONDS_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 MAX_BODIES = 32
 """Largest bodies that may be held at once, all requests together (256 MiB by default)."""
@@ -123,6 +127,8 @@ class Server:
         keys: who may use it; without any, everybody.
         in_flight: requests that were let in and have not been answered to the end.
         http_requests: (route, method, status) → count, for /metrics.
+        http_seconds: route → how long its requests took.
+        tracing: where their traces go.
         feeds: what the dashboard shows, by the engine's identity (`id`).
         siblings: paths of the private sockets of the front ends that this one speaks for.
     """
@@ -134,6 +140,8 @@ class Server:
     http_requests: dict[tuple[str, str, int], int] = field(default_factory=dict)
     feeds: dict[int, Feed] = field(default_factory=dict)
     siblings: Sequence[str] = ()
+    tracing: Tracing | None = None
+    http_seconds: dict[str, Histogram] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         num_front_ends = self.config.api_server_count  # each has its part of the queue
@@ -169,6 +177,13 @@ class Server:
         for name, model in self.models.items():
             unique.setdefault(id(model.engine), (name, model.engine))
         return dict(unique.values())
+
+    def http_seconds_of(self, route: str) -> Histogram:
+        """The histogram of a route, one of finitely many."""
+        histogram = self.http_seconds.get(route)
+        if histogram is None:
+            histogram = self.http_seconds[route] = Histogram(HTTP_SECONDS_BUCKETS)
+        return histogram
 
     def internal_id(self, public_id: str) -> str:
         """An engine request id that no other has, however often clients send the same id."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -17,6 +18,8 @@ from octavo.entrypoints.openai.keys import KeyRing
 from octavo.entrypoints.openai.sockets import bind
 from octavo.entrypoints.openai.state import Server, serve_engines
 from octavo.entrypoints.openai.stop_signal import StopSignal
+from octavo.entrypoints.openai.tls import ServerTLS
+from octavo.entrypoints.openai.tracing import Tracing
 from tests.entrypoints.openai.fake_engine import FakeEngine
 
 MODEL = "fake"
@@ -63,10 +66,11 @@ class Running:
     stop: StopSignal
     task: asyncio.Task[int]
     port: int
+    client_tls: ssl.SSLContext | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.client_tls is None else 'https'}://127.0.0.1:{self.port}"
 
     async def get(self, path: str, **headers: str) -> Reply:
         return await self.request("GET", path, None, headers)
@@ -91,7 +95,9 @@ class Running:
             await close(writer)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port, limit=2**24)
+        return await asyncio.open_connection(
+            "127.0.0.1", self.port, limit=2**24, ssl=self.client_tls
+        )
 
     async def raw(self, data: bytes) -> Reply:
         """Send bytes as they are."""
@@ -122,11 +128,15 @@ async def serving(
     *,
     drain_seconds: float = 5.0,
     keys: KeyRing | None = None,
+    tls: ServerTLS | None = None,
+    client_tls: ssl.SSLContext | None = None,
+    tracing: Tracing | None = None,
     **config: Any,
 ) -> AsyncIterator[Running]:
     """A server; at the end nothing may be in flight and the engine must be idle."""
     engine = engine or FakeEngine()
     server = serve_engines({MODEL: engine}, ServerConfig(**config), keys)
+    server.tracing = tracing
     stop, ready = StopSignal(), asyncio.Event()
     with bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
@@ -138,11 +148,12 @@ async def serving(
                 stop,
                 drain_seconds=drain_seconds,
                 on_ready=ready.set,
+                tls=tls,
             )
         )
         await ready.wait()
         try:
-            yield Running(engine, server, stop, task, port)
+            yield Running(engine, server, stop, task, port, client_tls)
             if not task.done():
                 await eventually(lambda: server.in_flight == 0 and engine.is_idle)
                 assert server.admission.num_reqs == server.admission.num_tokens == 0

@@ -13,7 +13,6 @@ from octavo.entrypoints.openai import generate, pooling_protocol, protocol
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.gate import Gate
-from octavo.entrypoints.openai.metrics import ServerCollector
 from octavo.entrypoints.openai.state import MAX_BODIES, MAX_CHOICES, serve_engines
 from octavo.entrypoints.openai.vectors import MAX_INPUTS
 from tests.entrypoints.openai.fake_engine import FakeEngine
@@ -125,15 +124,3 @@ def test_flags() -> None:
     assert table == expected
     assert f"{MAX_CHOICES:,} completions per request" in section("Flags")
     assert f"or {MAX_BODIES} largest bodies" in section("Errors")
-
-
-async def test_metrics() -> None:
-    server = serve_engines({"m": FakeEngine()}, ServerConfig(api_key=["k"]))
-    server.http_requests["/health", "GET", 200] = 1
-    rows = []
-    for metric in ServerCollector(server).collect():
-        labels = sorted({label for s in metric.samples for label in s.labels} - {"le"})
-        shown = ", ".join(f"`{label}`" for label in labels)
-        rows.append(f"| `{metric.name}` | {metric.type} | {shown} | {metric.documentation} |")
-    written = [line for line in section("Metrics").splitlines() if line.startswith("| `octavo:")]
-    assert written == rows

@@ -68,6 +68,7 @@ def test_a_load_is_seen(chromium: Any, server: Live, load: None) -> None:
         page.hover("#steps", position={"x": 30, "y": 120})
         assert "Decode" in page.locator(".tooltip:visible").inner_text()
         page.mouse.move(2, 2)
+        assert page.locator("#share-decode").inner_text().endswith(" %")
         for summary in page.locator("details.as-table > summary").all():
             summary.click()
         page.wait_for_selector("#steps-table tbody tr")
@@ -114,6 +115,7 @@ def test_accessibility(chromium: Any, server: Live) -> None:
             assert not axe.run(page).response["violations"]
 
 
+@pytest.mark.slow  # the page waits for three seconds before it tries again
 def test_a_server_that_went_away_is_told(chromium: Any, server: Live) -> None:
     with page_of(chromium, f"{server.url}/dashboard", complaints=("ERR_FAILED",)) as page:
         page.wait_for_selector("body[data-ready]")

@@ -10,7 +10,11 @@ export function wireMessages(system, messages) {
     if (message.role === "assistant") {
       if (message.error && !message.content && !message.toolCalls?.length) continue;
       const calls = message.toolCalls?.length && { tool_calls: message.toolCalls };
-      wire.push({ role: "assistant", content: message.content || (calls ? null : ""), ...calls });
+      wire.push({
+        role: "assistant",
+        content: message.content || (calls ? null : ""),
+        ...calls,
+      });
     } else if (message.role === "tool") {
       wire.push({ role: "tool", tool_call_id: message.callId, content: message.content });
     } else {

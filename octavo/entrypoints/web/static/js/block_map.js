@@ -14,7 +14,12 @@ export function drawBlock(context, x, y, size, state, owner, refs = 2) {
   const gap = size >= 5 ? 1 : 0;
   const side = size - gap;
   const isFree = state === 0;
-  context.fillStyle = isFree || state === 1 ? colors.sunken : owner < 0 ? colors["line-strong"] : colors.request(owner);
+  context.fillStyle =
+    isFree || state === 1
+      ? colors.sunken
+      : owner < 0
+        ? colors["line-strong"]
+        : colors.request(owner);
   context.fillRect(x, y, side, side);
   if (state === 1) {
     context.fillStyle = colors["line-strong"];
@@ -68,7 +73,12 @@ export class BlockMapView {
         return column < this.#columns && id < (this.#blocks?.count ?? 0) ? id : null;
       },
       move: (id, key) => {
-        const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.#columns, ArrowDown: this.#columns };
+        const step = {
+          ArrowLeft: -1,
+          ArrowRight: 1,
+          ArrowUp: -this.#columns,
+          ArrowDown: this.#columns,
+        };
         const last = (this.#blocks?.count ?? 1) - 1;
         return id === null ? 0 : Math.min(last, Math.max(0, id + step[key]));
       },

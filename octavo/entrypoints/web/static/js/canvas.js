@@ -23,7 +23,17 @@ let colors = null;
 /** The theme's colours as a canvas takes them. */
 export function palette() {
   if (!colors) {
-    const names = ["ink", "ink-soft", "line", "line-strong", "sunken", "raised", "kind-prefill", "kind-decode", "kind-draft"];
+    const names = [
+      "ink",
+      "ink-soft",
+      "line",
+      "line-strong",
+      "sunken",
+      "raised",
+      "kind-prefill",
+      "kind-decode",
+      "kind-draft",
+    ];
     colors = Object.fromEntries(names.map((name) => [name, cssColor(`--${name}`)]));
     const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
     const theme = document.documentElement.dataset.theme ?? (isDark ? "dark" : "light");

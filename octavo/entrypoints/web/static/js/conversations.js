@@ -8,7 +8,12 @@ const MAX_IMPORTED = 500;
 const ROLES = new Set(["user", "assistant", "tool"]);
 
 export function newConversation(parameters = {}) {
-  return { id: crypto.randomUUID?.() ?? String(Math.random()).slice(2), title: "", messages: [], parameters };
+  return {
+    id: crypto.randomUUID?.() ?? String(Math.random()).slice(2),
+    title: "",
+    messages: [],
+    parameters,
+  };
 }
 
 /** The title that a conversation gets by itself. */
@@ -34,7 +39,8 @@ export class Conversations {
     if (!this.find(conversation.id)) this.all.unshift(conversation);
     const name = `conversation.${conversation.id}`;
     const isKept =
-      save(name, JSON.stringify(conversation)) || save(name, JSON.stringify(withoutTokens(conversation)));
+      save(name, JSON.stringify(conversation)) ||
+      save(name, JSON.stringify(withoutTokens(conversation)));
     return this.#keepOrder() && isKept;
   }
 
@@ -76,18 +82,29 @@ function parsed(text) {
 
 const isObject = (value) => typeof value === "object" && value !== null;
 const SCALARS = {
-  content: "string", reasoning: "string", finishReason: "string", callId: "string",
-  isStopped: "boolean", seconds: "number", firstSeconds: "number",
+  content: "string",
+  reasoning: "string",
+  finishReason: "string",
+  callId: "string",
+  isStopped: "boolean",
+  seconds: "number",
+  firstSeconds: "number",
 };
 
 /** A conversation with what belongs there and nothing else; null if it is none. */
 export function cleaned(value) {
-  if (!isObject(value) || typeof value.id !== "string" || typeof value.title !== "string") return null;
+  if (!isObject(value) || typeof value.id !== "string" || typeof value.title !== "string")
+    return null;
   if (!isObject(value.parameters) || !Array.isArray(value.messages)) return null;
   const messages = value.messages.map(cleanedMessage);
   if (messages.includes(null)) return null;
   const parameters = Object.entries(value.parameters).filter(([, v]) => !isObject(v));
-  return { id: value.id, title: value.title, messages, parameters: Object.fromEntries(parameters) };
+  return {
+    id: value.id,
+    title: value.title,
+    messages,
+    parameters: Object.fromEntries(parameters),
+  };
 }
 
 function cleanedMessage(value) {
@@ -100,7 +117,10 @@ function cleanedMessage(value) {
     message.toolCalls = value.toolCalls.map((call) => ({
       id: String(call?.id),
       type: "function",
-      function: { name: String(call?.function?.name), arguments: String(call?.function?.arguments) },
+      function: {
+        name: String(call?.function?.name),
+        arguments: String(call?.function?.arguments),
+      },
     }));
   }
   if (Array.isArray(value.tokens)) {

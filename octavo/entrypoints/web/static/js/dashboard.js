@@ -5,7 +5,8 @@ import { BlockMapView, sample } from "./block_map.js";
 import { palette } from "./canvas.js";
 import { el, placeBeside } from "./dom.js";
 import { History, STATES, decodeBlocks } from "./engine_state.js";
-import { bytes, number, t, translate } from "./i18n.js";
+import { number, t, translate } from "./i18n.js";
+import { showMemory } from "./memory_plan.js";
 import { errorNotice } from "./notice.js";
 import { Plot } from "./plot.js";
 import { requestRows } from "./request_rows.js";
@@ -80,17 +81,18 @@ async function tick() {
 function show() {
   if (!state) return;
   $("liveness").textContent = t(isPaused ? "dashboard.paused" : "dashboard.live");
-  const { view, memory } = state;
+  const { view } = state;
   showFigures(view.stats);
   pool.show(blocks);
   showPoolWords();
   timeline.show(history.steps);
+  showShares();
   showStepTable();
   plots[0].show(history.throughput(view.now));
   plots[1].show(history.latencies(view.now, true));
   plots[2].show(history.latencies(view.now, false));
   showRequests(view);
-  showMemory(memory);
+  showMemory(state);
   document.body.dataset.ready = "";
 }
 
@@ -108,30 +110,57 @@ function showFigures(stats) {
   ];
   $("figures").replaceChildren(
     ...figures.map(([name, value, unit]) =>
-      el("div", { class: "figure" }, el("dt", {}, t(`figure.${name}`)), el("dd", {}, value, unit && " ", unit && el("small", {}, unit))),
+      el(
+        "div",
+        { class: "figure" },
+        el("dt", {}, t(`figure.${name}`)),
+        el("dd", {}, value, unit && " ", unit && el("small", {}, unit)),
+      ),
     ),
   );
 }
 
 function showPoolWords() {
-  const cut = blocks.count < blocks.total ? ` ${t("pool.cut", { shown: number(blocks.count), all: number(blocks.total) })}` : "";
+  const cut =
+    blocks.count < blocks.total
+      ? ` ${t("pool.cut", { shown: number(blocks.count), all: number(blocks.total) })}`
+      : "";
   $("pool-about").textContent = t("pool.about", { size: state.block_size }) + cut;
   const counts = STATES.map((name, i) => [name, number(blocks.counts[i])]);
   if (!$("pool-legend").childElementCount) drawLegend();
   counts.forEach(([name, count]) => ($(`count-${name}`).textContent = count));
-  const rows = [...counts.map(([name, count]) => [t(`state.${name}`), count]),
-    ...current().map((r) => [r.request_id, number(r.num_blocks)])];
+  const rows = [
+    ...counts.map(([name, count]) => [t(`state.${name}`), count]),
+    ...current().map((r) => [r.request_id, number(r.num_blocks)]),
+  ];
   $("pool-table").replaceChildren(
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("table.what")), el("th", { scope: "col" }, t("table.count")))),
-    el("tbody", {}, rows.map(([what, count]) => el("tr", {}, el("td", {}, what), el("td", {}, count)))),
+    el(
+      "thead",
+      {},
+      el(
+        "tr",
+        {},
+        el("th", { scope: "col" }, t("table.what")),
+        el("th", { scope: "col" }, t("table.count")),
+      ),
+    ),
+    el(
+      "tbody",
+      {},
+      rows.map(([what, count]) => el("tr", {}, el("td", {}, what), el("td", {}, count))),
+    ),
   );
 }
 
 function drawLegend() {
   $("pool-legend").replaceChildren(
     ...STATES.map((name) =>
-      el("li", {}, el("span", { class: "what" }, sample(name), el("span", { "data-t": `state.${name}` })),
-        el("span", { class: "count", id: `count-${name}` })),
+      el(
+        "li",
+        {},
+        el("span", { class: "what" }, sample(name), el("span", { "data-t": `state.${name}` })),
+        el("span", { class: "count", id: `count-${name}` }),
+      ),
     ),
   );
   translate($("pool-legend"));
@@ -152,7 +181,8 @@ function showBlock(block) {
   const holders = block.holders.map(([index, place]) =>
     el("div", {}, swatch(index), ` ${names.get(index) ?? `#${index}`} [${place}]`),
   );
-  const name = block.ref_cnt > 1 ? "shared" : block.ref_cnt ? "used" : block.hash_prefix ? "cached" : "free";
+  const name =
+    block.ref_cnt > 1 ? "shared" : block.ref_cnt ? "used" : block.hash_prefix ? "cached" : "free";
   const facts = [
     ["state", t(`state.${name}`)],
     ["refs", number(block.ref_cnt)],
@@ -161,7 +191,11 @@ function showBlock(block) {
   ];
   $("block").replaceChildren(
     el("h4", {}, t("block.title", { id: number(block.block_id) })),
-    el("dl", {}, facts.flatMap(([key, value]) => [el("dt", {}, t(`block.${key}`)), el("dd", {}, value)])),
+    el(
+      "dl",
+      {},
+      facts.flatMap(([key, value]) => [el("dt", {}, t(`block.${key}`)), el("dd", {}, value)]),
+    ),
   );
 }
 
@@ -173,8 +207,19 @@ function swatch(index) {
 
 const KINDS = ["prefill", "decode", "draft"];
 
+/** Of all tokens of the last minute. */
+function showShares() {
+  const sums = KINDS.map((_, i) => history.steps.reduce((sum, step) => sum + step.kinds[i], 0));
+  const all = sums.reduce((sum, count) => sum + count, 0);
+  KINDS.forEach((kind, i) => {
+    $(`share-${kind}`).textContent = all ? `${number((100 * sums[i]) / all)} %` : "";
+  });
+}
+
 function stepWords(step) {
-  const kinds = KINDS.map((kind, i) => step.kinds[i] && `${t(`kind.${kind}`)} ${number(step.kinds[i])}`);
+  const kinds = KINDS.map(
+    (kind, i) => step.kinds[i] && `${t(`kind.${kind}`)} ${number(step.kinds[i])}`,
+  );
   return [
     t("step.title", { id: number(step.id) }),
     kinds.filter(Boolean).join(" · "),
@@ -186,12 +231,41 @@ function stepWords(step) {
 function showStepTable() {
   const isOpen = $("steps-table").closest("details").open;
   if (!isOpen) return;
-  const head = [t("steps.heading"), ...KINDS.map((kind) => t(`kind.${kind}`)), t("step.requests"), t("step.time")];
+  const head = [
+    t("steps.heading"),
+    ...KINDS.map((kind) => t(`kind.${kind}`)),
+    t("step.requests"),
+    t("step.time"),
+  ];
   $("steps-table").replaceChildren(
-    el("thead", {}, el("tr", {}, head.map((words) => el("th", { scope: "col" }, words)))),
-    el("tbody", {}, history.steps.slice(-20).reverse().map((step) =>
-      el("tr", {}, [number(step.id), ...step.kinds.map((n) => number(n)), number(step.parts.length), seconds(step.done - step.planned)].map((words) => el("td", {}, words))),
-    )),
+    el(
+      "thead",
+      {},
+      el(
+        "tr",
+        {},
+        head.map((words) => el("th", { scope: "col" }, words)),
+      ),
+    ),
+    el(
+      "tbody",
+      {},
+      history.steps
+        .slice(-20)
+        .reverse()
+        .map((step) =>
+          el(
+            "tr",
+            {},
+            [
+              number(step.id),
+              ...step.kinds.map((n) => number(n)),
+              number(step.parts.length),
+              seconds(step.done - step.planned),
+            ].map((words) => el("td", {}, words)),
+          ),
+        ),
+    ),
   );
 }
 
@@ -200,39 +274,13 @@ function showRequests(view) {
   $("requests").replaceChildren(...rows);
   $("requests").hidden = !current().length;
   const hidden = view.num_hidden_requests;
-  const note = hidden ? t("requests.hidden", { n: number(hidden) }) : current().length ? "" : t("requests.none");
+  const note = hidden
+    ? t("requests.hidden", { n: number(hidden) })
+    : current().length
+      ? ""
+      : t("requests.none");
   $("requests-note").hidden = !note;
   $("requests-note").textContent = note;
-}
-
-function showMemory(memory) {
-  const { available, weights, activations, kv_cache: kv } = memory;
-  $("memory-about").textContent = t("memory.about", { size: bytes(available) });
-  const rest = Math.max(0, available - weights - activations - kv);
-  const whole = weights + activations + kv + rest || 1;
-  const parts = Object.entries({ weights, activations, kv, rest });
-  $("memory").replaceChildren(
-    ...parts.filter(([name]) => name !== "rest").map(([name, size]) => {
-      const part = el("span", { class: name });
-      part.style.width = `${(100 * size) / whole}%`;
-      return part;
-    }),
-  );
-  const limits = {
-    seqs: number(state.max_num_seqs),
-    tokens: number(state.max_num_batched_tokens),
-    length: number(state.max_model_len),
-    policy: state.scheduling_policy,
-    dtype: state.kv_cache_dtype,
-  };
-  $("memory-legend").replaceChildren(
-    ...parts.map(([name, size]) =>
-      el("li", {}, el("span", { class: `swatch ${name}` }), t(`memory.${name}`), el("span", { class: "count" }, bytes(size))),
-    ),
-    ...Object.entries(limits).map(([name, value]) =>
-      el("li", {}, t(`limit.${name}`), el("span", { class: "count" }, value)),
-    ),
-  );
 }
 
 // -------------------------------------------------------------------- what a person does
@@ -257,7 +305,10 @@ const timeline = new TimelineView($("steps"), (step, x) => {
   tip.hidden = !step;
   if (!step) return;
   const words = stepWords(step);
-  tip.replaceChildren(el("strong", {}, words[0]), ...words.slice(1).map((line) => el("div", {}, line)));
+  tip.replaceChildren(
+    el("strong", {}, words[0]),
+    ...words.slice(1).map((line) => el("div", {}, line)),
+  );
   $("step-said").textContent = words.join(", ");
   const box = $("steps").getBoundingClientRect();
   placeBeside(tip, { left: box.left + x + 12, top: box.top, bottom: box.top });
@@ -269,12 +320,23 @@ async function sendLoad() {
   button.disabled = true;
   button.textContent = t("dashboard.loading");
   const shared = "You are a patient teacher who explains how things work, step by step. ".repeat(6);
-  const topics = ["a printing press", "a library", "a lighthouse", "a clock", "a river", "a compass", "a kite", "an echo"];
+  const topics = [
+    "a printing press",
+    "a library",
+    "a lighthouse",
+    "a clock",
+    "a river",
+    "a compass",
+    "a kite",
+    "an echo",
+  ];
   const most = Math.max(16, (state?.max_model_len ?? 0) - MAX_PROMPT);
   const requests = topics.map((topic, i) => {
     const max_tokens = Math.min(most, 240 + 40 * i);
     const prompt = `${shared}Explain ${topic}.`;
-    return call("v1/completions", { body: { model: state?.model, prompt, max_tokens, ignore_eos: true } });
+    return call("v1/completions", {
+      body: { model: state?.model, prompt, max_tokens, ignore_eos: true },
+    });
   });
   const results = await Promise.allSettled(requests.map(async (r) => (await r).text()));
   const failed = results.find(({ status }) => status === "rejected");

@@ -14,7 +14,14 @@ export function decodeBlocks({ num_blocks: total, flags, owners }) {
   const ownerBytes = bytesOf(owners);
   const view = new DataView(ownerBytes.buffer);
   const count = flagBytes.length;
-  const blocks = { total, count, refs: new Uint8Array(count), owners: new Int32Array(count), states: new Uint8Array(count), counts: [0, 0, 0, 0] };
+  const blocks = {
+    total,
+    count,
+    refs: new Uint8Array(count),
+    owners: new Int32Array(count),
+    states: new Uint8Array(count),
+    counts: [0, 0, 0, 0],
+  };
   for (let i = 0; i < count; i++) {
     const refs = flagBytes[i] & REF_MASK;
     const state = refs > 1 ? 3 : refs ? 2 : flagBytes[i] & HASHED ? 1 : 0;

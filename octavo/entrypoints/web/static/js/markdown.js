@@ -125,15 +125,23 @@ const startsBlock = (line) => FENCE.test(line) || HEADING.test(line) || QUOTE.te
 
 function tableAt(lines, start) {
   const cells = (line) =>
-    line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
+    line
+      .trim()
+      .replace(/^\||\|$/g, "")
+      .split("|")
+      .map((cell) => cell.trim());
   const head = cells(lines[start]);
   const rows = [];
   let i = start + 2;
   for (; i < lines.length && lines[i].includes("|"); i++) rows.push(cells(lines[i]));
   const row = (tag, values) =>
     el("tr", {}, ...head.map((_, j) => el(tag, {}, ...inline(values[j] ?? ""))));
-  const table = el("table", {}, el("thead", {}, row("th", head)),
-    el("tbody", {}, ...rows.map((values) => row("td", values))));
+  const table = el(
+    "table",
+    {},
+    el("thead", {}, row("th", head)),
+    el("tbody", {}, ...rows.map((values) => row("td", values))),
+  );
   return [el("div", { class: "table", tabindex: "0" }, table), i];
 }
 
@@ -145,9 +153,18 @@ const SPANS = [
   [/(`+)(.+?)\1(?!`)/s, ([, , code]) => el("code", {}, code.trim() || code)],
   [/!?\[([^\]]*)\]\(\s*<?([^\s)>]+)>?[^)]*\)/, ([, words, to], depth) => link(words, to, depth)],
   [/<(https?:\/\/[^\s<>]+)>/, ([, to]) => link(to, to, MAX_DEPTH)],
-  [/(\*\*|__)(?=\S)(.+?)(?<=\S)\1/s, ([, , words], depth) => el("strong", {}, ...inline(words, depth))],
-  [/(?<![\w*])\*(?=[^\s*])(.+?)(?<=[^\s*])\*(?!\w)/s, ([, words], depth) => el("em", {}, ...inline(words, depth))],
-  [/(?<!\w)_(?=\S)([^_]+?)(?<=\S)_(?!\w)/s, ([, words], depth) => el("em", {}, ...inline(words, depth))],
+  [
+    /(\*\*|__)(?=\S)(.+?)(?<=\S)\1/s,
+    ([, , words], depth) => el("strong", {}, ...inline(words, depth)),
+  ],
+  [
+    /(?<![\w*])\*(?=[^\s*])(.+?)(?<=[^\s*])\*(?!\w)/s,
+    ([, words], depth) => el("em", {}, ...inline(words, depth)),
+  ],
+  [
+    /(?<!\w)_(?=\S)([^_]+?)(?<=\S)_(?!\w)/s,
+    ([, words], depth) => el("em", {}, ...inline(words, depth)),
+  ],
   [/~~(?=\S)(.+?)(?<=\S)~~/s, ([, words], depth) => el("del", {}, ...inline(words, depth))],
   [/https?:\/\/[^\s<>()]*[^\s<>().,;:!?'"]/, ([to]) => link(to, to, MAX_DEPTH)],
   [/\\([\\`*_{}[\]()#+\-.!|~>])/, ([, character]) => character],

@@ -4,8 +4,15 @@ import { el } from "./dom.js";
 import { t } from "./i18n.js";
 
 const KNOWN_ERRORS = new Set([
-  "network", "context_length_exceeded", "queue_full", "draining", "engine_dead", "invalid_api_key",
-  "model_not_found", "request_too_large", "rate_limit_exceeded",
+  "network",
+  "context_length_exceeded",
+  "queue_full",
+  "draining",
+  "engine_dead",
+  "invalid_api_key",
+  "model_not_found",
+  "request_too_large",
+  "rate_limit_exceeded",
 ]);
 
 /** An error in a person's words, the server's own under it. */
@@ -16,6 +23,12 @@ export function errorNotice({ code, message, param }) {
     "div",
     { class: "notice", role: "alert" },
     el("p", {}, words),
-    exact && el("details", { open: !KNOWN_ERRORS.has(code) }, el("summary", {}, t("error.exact")), el("p", {}, exact)),
+    exact &&
+      el(
+        "details",
+        { open: !KNOWN_ERRORS.has(code) },
+        el("summary", {}, t("error.exact")),
+        el("p", {}, exact),
+      ),
   );
 }

@@ -52,7 +52,8 @@ export function problemOfNumber(name, text, maxTokens = null) {
 export function problemOfStops(text) {
   const stops = stopsOf(text);
   if (stops.length > MAX_STOPS) return ["problem.stops", { max: MAX_STOPS }];
-  if (stops.some((s) => s.length > MAX_STOP_LENGTH)) return ["problem.stop", { max: MAX_STOP_LENGTH }];
+  if (stops.some((s) => s.length > MAX_STOP_LENGTH))
+    return ["problem.stop", { max: MAX_STOP_LENGTH }];
   return null;
 }
 
@@ -67,7 +68,8 @@ export function problemOfTools(text) {
   if (!text.trim()) return null;
   const [tools, problem] = readJson(text);
   if (problem) return problem;
-  const isGood = Array.isArray(tools) && tools.every((tool) => typeof tool?.function?.name === "string");
+  const isGood =
+    Array.isArray(tools) && tools.every((tool) => typeof tool?.function?.name === "string");
   return isGood ? null : ["problem.tools", {}];
 }
 
@@ -80,7 +82,10 @@ function readJson(text) {
 }
 
 const stopsOf = (text) =>
-  text.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n"));
+  text
+    .split("\n")
+    .filter(Boolean)
+    .map((line) => line.replaceAll("\\n", "\n"));
 
 /** The fields of a request's body. */
 export function bodyOf(values) {
@@ -94,7 +99,10 @@ export function bodyOf(values) {
   if (values.format === "object") body.response_format = { type: "json_object" };
   if (values.format === "schema") {
     const schema = JSON.parse(values.schema);
-    body.response_format = { type: "json_schema", json_schema: { name: "answer", strict: true, schema } };
+    body.response_format = {
+      type: "json_schema",
+      json_schema: { name: "answer", strict: true, schema },
+    };
   }
   if (values.tools?.trim()) body.tools = JSON.parse(values.tools);
   return body;
@@ -112,10 +120,23 @@ export class ParameterForm {
     const rest = Object.keys(NUMBERS).filter((name) => !COMMON.includes(name));
     root.append(
       this.#text("system", { rows: 3 }),
-      el("div", { class: "panel" }, el("div", { class: "fields" }, COMMON.map((n) => this.#number(n)))),
-      section("parameters.more", false, [...rest.map((n) => this.#number(n)), this.#text("stop", { rows: 2, check: problemOfStops })]),
+      el(
+        "div",
+        { class: "panel" },
+        el(
+          "div",
+          { class: "fields" },
+          COMMON.map((n) => this.#number(n)),
+        ),
+      ),
+      section("parameters.more", false, [
+        ...rest.map((n) => this.#number(n)),
+        this.#text("stop", { rows: 2, check: problemOfStops }),
+      ]),
       section("parameters.output", true, [this.#check("logprobs"), ...this.#format()]),
-      section("parameters.tools", false, [this.#text("tools", { rows: 7, code: true, check: problemOfTools })]),
+      section("parameters.tools", false, [
+        this.#text("tools", { rows: 7, code: true, check: problemOfTools }),
+      ]),
     );
     translate(root);
   }
@@ -160,26 +181,43 @@ export class ParameterForm {
   #number(name) {
     const { min, step, slider, neutral } = NUMBERS[name];
     const box = el("input", {
-      type: "number", id: `p-${name}`, min, step: "any", inputmode: step === 1 ? "numeric" : "decimal",
+      type: "number",
+      id: `p-${name}`,
+      min,
+      step: "any",
+      inputmode: step === 1 ? "numeric" : "decimal",
       "data-t-placeholder": "parameters.default",
       oninput: () => this.#changeNumber(name, box.value, field, range),
     });
-    const range = slider &&
+    const range =
+      slider &&
       el("input", {
-        type: "range", min: slider[0], max: slider[1], step, "data-t-label": `parameter.${name}`,
+        type: "range",
+        min: slider[0],
+        max: slider[1],
+        step,
+        "data-t-label": `parameter.${name}`,
         oninput: () => {
           box.value = range.value;
           this.#changeNumber(name, range.value, field, range);
         },
       });
     const problem = this.#checked(name, box, () =>
-      box.validity.badInput ? ["problem.number", {}] : problemOfNumber(name, box.value, this.maxTokens),
+      box.validity.badInput
+        ? ["problem.number", {}]
+        : problemOfNumber(name, box.value, this.maxTokens),
     );
     const field = el(
       "div",
       { class: "field unset" },
-      el("label", { for: box.id, "data-t": `parameter.${name}`, "data-t-title": `about.${name}` }),
-      box, range, problem,
+      el("label", {
+        for: box.id,
+        "data-t": `parameter.${name}`,
+        "data-t-title": `about.${name}`,
+      }),
+      box,
+      range,
+      problem,
     );
     this.#fields.set(name, {
       show: (value = "") => {
@@ -199,17 +237,30 @@ export class ParameterForm {
 
   #text(name, { rows, code = false, check = null }) {
     const box = el("textarea", {
-      id: `p-${name}`, rows, class: code && "mono", spellcheck: code ? "false" : null,
+      id: `p-${name}`,
+      rows,
+      class: code && "mono",
+      spellcheck: code ? "false" : null,
       "data-t-placeholder": `placeholder.${name}`,
       oninput: () => this.#set(name, box.value),
     });
     this.#fields.set(name, { show: (value = "") => (box.value = value) });
     const problem = check && this.#checked(name, box, () => check(box.value));
-    return el("div", { class: "wide" }, el("label", { for: box.id, "data-t": `parameter.${name}` }), box, problem);
+    return el(
+      "div",
+      { class: "wide" },
+      el("label", { for: box.id, "data-t": `parameter.${name}` }),
+      box,
+      problem,
+    );
   }
 
   #check(name) {
-    const box = el("input", { type: "checkbox", id: `p-${name}`, onchange: () => this.#set(name, box.checked) });
+    const box = el("input", {
+      type: "checkbox",
+      id: `p-${name}`,
+      onchange: () => this.#set(name, box.checked),
+    });
     this.#fields.set(name, { show: (value = false) => (box.checked = value) });
     return el("label", { class: "check" }, box, el("span", { "data-t": `parameter.${name}` }));
   }
@@ -217,7 +268,9 @@ export class ParameterForm {
   #format() {
     const choice = (value) => {
       const input = el("input", {
-        type: "radio", name: "format", value,
+        type: "radio",
+        name: "format",
+        value,
         onchange: () => {
           this.#set("format", value);
           this.#showSchema();
@@ -228,12 +281,18 @@ export class ParameterForm {
     };
     const choices = ["text", "object", "schema"].map(choice);
     this.#fields.set("format", {
-      show: (value = "text") => choices.forEach(([input]) => (input.checked = input.value === value)),
+      show: (value = "text") =>
+        choices.forEach(([input]) => (input.checked = input.value === value)),
     });
     const check = (text) => (this.values.format === "schema" ? problemOfSchema(text) : null);
     this.schema = this.#text("schema", { rows: 12, code: true, check });
     return [
-      el("fieldset", { class: "choices" }, el("legend", { class: "label", "data-t": "parameter.format" }), choices.map(([, label]) => label)),
+      el(
+        "fieldset",
+        { class: "choices" },
+        el("legend", { class: "label", "data-t": "parameter.format" }),
+        choices.map(([, label]) => label),
+      ),
       this.schema,
     ];
   }

@@ -2,12 +2,13 @@
 
 import { emptyAnswer, streamAnswer, wireMessages } from "./answer.js";
 import { models } from "./api.js";
+import { askForChange, conversationItems } from "./conversation_list.js";
 import { Conversations, newConversation, titleOf } from "./conversations.js";
 import { el, glyph } from "./dom.js";
 import { number, t } from "./i18n.js";
 import { errorNotice } from "./notice.js";
 import { ParameterForm, bodyOf } from "./parameters.js";
-import { confirmed, mountShell } from "./shell.js";
+import { mountShell } from "./shell.js";
 import { load, save } from "./storage.js";
 import { AnswerView, toolMessage, userMessage } from "./transcript.js";
 
@@ -19,13 +20,21 @@ let current = store.all[0] ?? newConversation();
 let running = null; // { controller, view } while an answer comes
 let served = [];
 
-const modelPicker = el("select", { id: "model", "data-t-label": "model.picker", onchange: modelChanged });
+const modelPicker = el("select", {
+  id: "model",
+  "data-t-label": "model.picker",
+  onchange: modelChanged,
+});
 const sideButton = (side, icon) =>
   el(
     "button",
     {
-      type: "button", class: "icon quiet only-narrow", "aria-expanded": "false", "aria-controls": side,
-      "data-t-label": side, onclick: (event) => toggleSide(side, event.currentTarget),
+      type: "button",
+      class: "icon quiet only-narrow",
+      "aria-expanded": "false",
+      "aria-controls": side,
+      "data-t-label": side,
+      onclick: (event) => toggleSide(side, event.currentTarget),
     },
     glyph(icon),
   );
@@ -68,78 +77,34 @@ function open(conversation) {
 
 function showList() {
   $("conversation-list").replaceChildren(
-    ...store.all.map((conversation) => {
-      const isCurrent = conversation.id === current.id;
-      return el(
-        "li",
-        { class: isCurrent ? "conversation current" : "conversation" },
-        el(
-          "button",
-          {
-            type: "button", class: "name", "aria-current": isCurrent && "true",
-            onclick: () => {
-              open(conversation);
-              closeSides();
-            },
-          },
-          el("span", {}, conversation.title || t("conversations.untitled")),
-        ),
-        el(
-          "button",
-          {
-            type: "button", class: "more quiet small icon", "aria-label": t("conversations.more"),
-            onclick: () => manage(conversation),
-          },
-          glyph("more"),
-        ),
-      );
+    ...conversationItems(store.all, current, {
+      opened: (conversation) => {
+        open(conversation);
+        closeSides();
+      },
+      managed: manage,
     }),
   );
 }
 
-/** Rename or delete a conversation. */
-function manage(conversation) {
-  const title = el("input", { id: "rename", value: conversation.title, maxlength: 200 });
-  const dialog = el(
-    "dialog",
-    { "aria-labelledby": "manage-title" },
-    el("h2", { id: "manage-title" }, t("conversations.manage")),
-    el(
-      "form",
-      { method: "dialog" },
-      el("div", {}, el("label", { for: "rename" }, t("conversations.title")), title),
-      el(
-        "div",
-        { class: "row" },
-        el("button", { type: "button", class: "quiet", onclick: () => dialog.close("delete") }, t("delete")),
-        el("button", { type: "button", onclick: () => dialog.close("") }, t("cancel")),
-        el("button", { class: "primary", value: "rename" }, t("rename")),
-      ),
-    ),
-  );
-  document.body.append(dialog);
-  dialog.showModal();
-  title.select();
-  dialog.addEventListener("close", async () => {
-    dialog.remove();
-    if (dialog.returnValue === "rename") {
-      conversation.title = title.value.trim();
-      store.keep(conversation);
-      showList();
-    } else if (dialog.returnValue === "delete") {
-      const question = t("conversations.reallyDelete", { title: conversation.title });
-      if (await confirmed(question, t("delete"))) {
-        store.remove(conversation.id);
-        if (conversation === current) open(store.all[0] ?? newConversation());
-        else showList();
-      }
-    }
-  });
+async function manage(conversation) {
+  const change = await askForChange(conversation);
+  if (change.isDeleted) {
+    store.remove(conversation.id);
+    if (conversation === current) return open(store.all[0] ?? newConversation());
+  } else if (change.title !== undefined) {
+    conversation.title = change.title;
+    store.keep(conversation);
+  }
+  showList();
 }
 
 function exportAll() {
   const file = new Blob([store.exported()], { type: "application/json" });
-  const link = el("a", { href: URL.createObjectURL(file), download: "octavo-conversations.json" });
+  const link = el("a", {
+    href: URL.createObjectURL(file),
+    download: "octavo-conversations.json",
+  });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
@@ -280,7 +245,11 @@ async function answer() {
       message.isStopped = true;
       say(t("status.stopped"));
     } else {
-      message.error = { code: error.code ?? null, message: error.message, param: error.param ?? null };
+      message.error = {
+        code: error.code ?? null,
+        message: error.message,
+        param: error.param ?? null,
+      };
     }
   }
   if (running === run) {
@@ -385,7 +354,10 @@ document.addEventListener("languagechange", () => {
   showSend();
   form.validate();
 });
-document.addEventListener("keychange", loadModels);
+document.addEventListener("keychange", async () => {
+  if (!running) showTranscript();
+  await loadModels();
+});
 
 open(current);
 await loadModels();

@@ -21,14 +21,32 @@ export class Plot {
     this.root = el(
       "section",
       { class: "card", "aria-labelledby": heading },
-      el("div", { class: "card-head" }, el("h3", { id: heading, "data-t": `plot.${name}` }),
-        el("p", { "data-t": `plot.${name}.about` })),
+      el(
+        "div",
+        { class: "card-head" },
+        el("h3", { id: heading, "data-t": `plot.${name}` }),
+        el("p", { "data-t": `plot.${name}.about` }),
+      ),
       this.canvas,
-      el("ul", { class: "legend" }, lines.map((line, i) =>
-        el("li", {}, el("span", { class: `line ${"ab"[i]}` }), el("span", { "data-t": `plot.${line}` }), this.values[i]),
-      )),
-      el("details", { class: "as-table", ontoggle: () => this.#fillTable() },
-        el("summary", { "data-t": "table.show" }), el("div", { class: "scroll" }, this.table)),
+      el(
+        "ul",
+        { class: "legend" },
+        lines.map((line, i) =>
+          el(
+            "li",
+            {},
+            el("span", { class: `line ${"ab"[i]}` }),
+            el("span", { "data-t": `plot.${line}` }),
+            this.values[i],
+          ),
+        ),
+      ),
+      el(
+        "details",
+        { class: "as-table", ontoggle: () => this.#fillTable() },
+        el("summary", { "data-t": "table.show" }),
+        el("div", { class: "scroll" }, this.table),
+      ),
     );
   }
 
@@ -97,10 +115,26 @@ export class Plot {
     if (!this.root.querySelector("details").open) return;
     const written = (value) => el("td", {}, value === null ? "–" : this.written(value));
     this.table.replaceChildren(
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("table.second")),
-        this.lines.map((line) => el("th", { scope: "col" }, t(`plot.${line}`))))),
-      el("tbody", {}, this.#rows.map((row, i) =>
-        el("tr", {}, el("td", {}, String(this.#rows.length - 1 - i)), row.map(written))).reverse().slice(0, 20)),
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          el("th", { scope: "col" }, t("table.second")),
+          this.lines.map((line) => el("th", { scope: "col" }, t(`plot.${line}`))),
+        ),
+      ),
+      el(
+        "tbody",
+        {},
+        this.#rows
+          .map((row, i) =>
+            el("tr", {}, el("td", {}, String(this.#rows.length - 1 - i)), row.map(written)),
+          )
+          .reverse()
+          .slice(0, 20),
+      ),
     );
   }
 }

@@ -15,17 +15,24 @@ export function mountShell({ extra = [], before = [] } = {}) {
   const link = (name, href) =>
     el("a", { href, "data-t": `nav.${name}`, "aria-current": name === page && "page" });
   const logo = new URL("../img/octavo.svg", import.meta.url).href;
-  document.querySelector("header.top").append(
-    ...before,
-    el(
-      "a",
-      { class: "brand", href: "./", "data-t-label": "nav.home" },
-      el("img", { src: logo, alt: "" }),
-      el("h1", {}, "Octavo"),
-    ),
-    el("nav", { "data-t-label": "nav.pages" }, link("playground", "./"), link("dashboard", "dashboard")),
-    el("div", { class: "tools" }, ...extra, languageSwitch(), themeSwitch(), keyButton()),
-  );
+  document
+    .querySelector("header.top")
+    .append(
+      ...before,
+      el(
+        "a",
+        { class: "brand", href: "./", "data-t-label": "nav.home" },
+        el("img", { src: logo, alt: "" }),
+        el("h1", {}, "Octavo"),
+      ),
+      el(
+        "nav",
+        { "data-t-label": "nav.pages" },
+        link("playground", "./"),
+        link("dashboard", "dashboard"),
+      ),
+      el("div", { class: "tools" }, ...extra, languageSwitch(), themeSwitch(), keyButton()),
+    );
   onKeyNeeded(() => askForKey(true));
   apply();
 }
@@ -36,7 +43,11 @@ function languageSwitch() {
   );
   return el(
     "select",
-    { id: "language", "data-t-label": "shell.language", onchange: (e) => speak(e.target.value) },
+    {
+      id: "language",
+      "data-t-label": "shell.language",
+      onchange: (e) => speak(e.target.value),
+    },
     options,
   );
 }
@@ -86,7 +97,12 @@ function keyButton() {
 
 /** Ask a person for the key. Resolves to whether one was given. */
 function askForKey(isNeeded) {
-  const input = el("input", { type: "password", id: "key-value", autocomplete: "off", value: key() });
+  const input = el("input", {
+    type: "password",
+    id: "key-value",
+    autocomplete: "off",
+    value: key(),
+  });
   const stays = el("input", { type: "checkbox", id: "key-stays", checked: load("key") !== null });
   const dialog = el(
     "dialog",
@@ -101,7 +117,11 @@ function askForKey(isNeeded) {
       el(
         "div",
         { class: "row" },
-        el("button", { type: "button", "data-t": "cancel", onclick: () => dialog.close("") }),
+        el("button", {
+          type: "button",
+          "data-t": "cancel",
+          onclick: () => dialog.close(""),
+        }),
         el("button", { class: "primary", value: "use", "data-t": "key.use" }),
       ),
     ),

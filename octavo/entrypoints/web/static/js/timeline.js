@@ -78,7 +78,11 @@ export class TimelineView {
     if (shown.length) {
       context.fillText(`#${shown[0].id}`, 0, HEIGHT - 7);
       context.textAlign = "right";
-      context.fillText(`#${shown.at(-1).id}`, Math.min(width, Math.max(90, shown.length * this.#bar)), HEIGHT - 7);
+      context.fillText(
+        `#${shown.at(-1).id}`,
+        Math.min(width, Math.max(90, shown.length * this.#bar)),
+        HEIGHT - 7,
+      );
     }
   }
 

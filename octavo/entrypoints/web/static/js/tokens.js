@@ -23,9 +23,16 @@ export function tokenView(tokens) {
   const spans = tokens.map((token, i) =>
     el(
       "span",
-      { class: `token p${shade(Math.exp(token.logprob))}`, tabindex: i ? "-1" : "0", dataset: { i } },
+      {
+        class: `token p${shade(Math.exp(token.logprob))}`,
+        tabindex: i ? "-1" : "0",
+        dataset: { i },
+      },
       token.token.endsWith("\n")
-        ? [el("span", { class: "unseen" }, "⏎".repeat(token.token.match(/\n+$/)[0].length)), token.token]
+        ? [
+            el("span", { class: "unseen" }, "⏎".repeat(token.token.match(/\n+$/)[0].length)),
+            token.token,
+          ]
         : token.token,
     ),
   );
@@ -35,7 +42,10 @@ export function tokenView(tokens) {
   };
   const show = (span) => {
     const token = tokens[span.dataset.i];
-    tip.replaceChildren(el("div", {}, t("tokens.chosen", { p: percent(token.logprob) })), alternatives(token));
+    tip.replaceChildren(
+      el("div", {}, t("tokens.chosen", { p: percent(token.logprob) })),
+      alternatives(token),
+    );
     document.body.append(tip);
     tip.hidden = false;
     placeBeside(tip, span.getBoundingClientRect());
@@ -48,8 +58,13 @@ export function tokenView(tokens) {
   const view = el(
     "div",
     {
-      class: "tokens", role: "group", "aria-label": t("tokens.label"),
-      onmouseover: over, onfocusin: over, onmouseleave: hide, onfocusout: hide,
+      class: "tokens",
+      role: "group",
+      "aria-label": t("tokens.label"),
+      onmouseover: over,
+      onfocusin: over,
+      onmouseleave: hide,
+      onfocusout: hide,
       onkeydown: (event) => {
         if (event.key === "Escape") hide();
         const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];

@@ -34,7 +34,12 @@ async function copyText(text, button) {
 }
 
 function action(name, key, onclick) {
-  const button = el("button", { type: "button", class: "quiet small", onclick }, glyph(name), t(key));
+  const button = el(
+    "button",
+    { type: "button", class: "quiet small", onclick },
+    glyph(name),
+    t(key),
+  );
   return button;
 }
 
@@ -55,13 +60,18 @@ export function userMessage(message, { edited }) {
         onkeydown: (event) => event.key === "Escape" && show(),
       },
       box,
-      el("div", { class: "bar" }, el("button", { class: "primary small" }, t("edit.send")),
-        el("button", { type: "button", class: "small", onclick: () => show() }, t("cancel"))),
+      el(
+        "div",
+        { class: "bar" },
+        el("button", { class: "primary small" }, t("edit.send")),
+        el("button", { type: "button", class: "small", onclick: () => show() }, t("cancel")),
+      ),
     );
     root.replaceChildren(form);
     box.focus();
   };
-  const show = () => root.replaceChildren(bubble, el("div", { class: "bar" }, action("edit", "edit", edit)));
+  const show = () =>
+    root.replaceChildren(bubble, el("div", { class: "bar" }, action("edit", "edit", edit)));
   show();
   return root;
 }
@@ -77,7 +87,12 @@ export class AnswerView {
     Object.assign(this, { message, isLast, again, toolAnswered });
     this.root = el("article", { class: "message assistant", "aria-label": t("model") });
     this.reasoning = el("div", { class: "prose" });
-    this.reasoningBox = el("details", { class: "reasoning" }, el("summary", {}, t("reasoning")), this.reasoning);
+    this.reasoningBox = el(
+      "details",
+      { class: "reasoning" },
+      el("summary", {}, t("reasoning")),
+      this.reasoning,
+    );
     this.prose = el("div", { class: "prose content" });
     this.calls = el("div", {});
     this.foot = el("div", {});
@@ -96,7 +111,9 @@ export class AnswerView {
     this.prose.classList.toggle("cursor", isRunning && !message.content);
     const last = this.prose.lastElementChild;
     if (isRunning && last) last.classList.add("cursor");
-    this.calls.replaceChildren(...(message.toolCalls ?? []).map((c) => this.#toolCall(c, isRunning)));
+    this.calls.replaceChildren(
+      ...(message.toolCalls ?? []).map((c) => this.#toolCall(c, isRunning)),
+    );
     this.foot.replaceChildren();
     if (message.error) this.foot.append(errorNotice(message.error));
     if (!isRunning) this.foot.append(this.#bar());
@@ -105,18 +122,22 @@ export class AnswerView {
   #bar() {
     const { message } = this;
     const copy = action("copy", "copy", () => copyText(message.content, copy));
-    const tokens = message.tokens?.length && el(
-      "button",
-      {
-        type: "button", class: "quiet small tokens-switch", "aria-pressed": String(this.#showsTokens),
-        onclick: () => {
-          this.#showsTokens = !this.#showsTokens;
-          this.update(false);
-          this.foot.querySelector(".tokens-switch").focus();
+    const tokens =
+      message.tokens?.length &&
+      el(
+        "button",
+        {
+          type: "button",
+          class: "quiet small tokens-switch",
+          "aria-pressed": String(this.#showsTokens),
+          onclick: () => {
+            this.#showsTokens = !this.#showsTokens;
+            this.update(false);
+            this.foot.querySelector(".tokens-switch").focus();
+          },
         },
-      },
-      t("tokens.show"),
-    );
+        t("tokens.show"),
+      );
     return el(
       "div",
       { class: "bar" },
@@ -130,7 +151,8 @@ export class AnswerView {
   #facts() {
     const { message } = this;
     const facts = [];
-    if (message.usage) facts.push(t("facts.tokens", { n: number(message.usage.completion_tokens) }));
+    if (message.usage)
+      facts.push(t("facts.tokens", { n: number(message.usage.completion_tokens) }));
     const speed = speedOf(message);
     if (speed) facts.push(t("facts.speed", { n: number(speed, speed < 10 ? 1 : 0) }));
     if (message.firstSeconds) facts.push(t("facts.first", { n: number(message.firstSeconds, 2) }));
@@ -142,18 +164,25 @@ export class AnswerView {
   }
 
   #toolCall({ id, function: { name, arguments: text } }, isRunning) {
-    const box = el("textarea", { rows: 2, "aria-label": t("tool.result"), placeholder: t("tool.result") });
-    const answer = this.isLast && !isRunning && el(
-      "form",
-      {
-        onsubmit: (event) => {
-          event.preventDefault();
-          this.toolAnswered(id, box.value);
+    const box = el("textarea", {
+      rows: 2,
+      "aria-label": t("tool.result"),
+      placeholder: t("tool.result"),
+    });
+    const answer =
+      this.isLast &&
+      !isRunning &&
+      el(
+        "form",
+        {
+          onsubmit: (event) => {
+            event.preventDefault();
+            this.toolAnswered(id, box.value);
+          },
         },
-      },
-      box,
-      el("div", {}, el("button", { class: "small" }, t("tool.send"))),
-    );
+        box,
+        el("div", {}, el("button", { class: "small" }, t("tool.send"))),
+      );
     return el(
       "details",
       { class: "toolcall", open: true },

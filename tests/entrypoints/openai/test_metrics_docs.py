@@ -1,0 +1,38 @@
+"""docs/metrics.md says what /metrics exposes, now."""
+
+from __future__ import annotations
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from octavo.engine.metrics import PREFIX
+from tests.entrypoints.openai.harness import serving
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = spec_from_file_location("gen_metrics_docs", ROOT / "scripts" / "gen_metrics_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_current(script: ModuleType) -> None:
+    written = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    assert written == script.document(), "run `python scripts/gen_metrics_docs.py`"
+
+
+async def test_a_server_has_these_and_no_others(script: ModuleType) -> None:
+    async with serving(api_key=["k"]) as s:
+        await s.get("/health")
+        text = (await s.get("/metrics", authorization="Bearer k")).body.decode()
+    there = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    named = {m.name + ("_total" if m.type == "counter" else "") for m in script.families()}
+    assert {name for name in there if name.startswith(PREFIX)} == named
