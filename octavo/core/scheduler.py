@@ -38,7 +38,7 @@ from octavo.core.observe import (
     request_view,
     waiting_reasons,
 )
-from octavo.core.pause import PauseState
+from octavo.core.pause import PauseState, have_begun
 from octavo.core.policy import ORDERS, PassedOver, RequestQueue
 from octavo.core.request import Request, RequestStatus, check_request
 from octavo.core.step_plan import NO_DRAFTS, StepPlan, StepRecord
@@ -177,16 +177,14 @@ class Scheduler:
         return bool(self._requests)
 
     def has_work(self) -> bool:
-        """Whether a step has anything to do: requests, ids that the workers must hear of, or
-        blocks that a hook still keeps."""
+        """Whether a step has work: requests, ids to tell the workers, blocks that hooks keep."""
         if self.pause_state is PauseState.UNPAUSED or self._finished_ids or self._hooks.kept:
             return bool(self._requests or self._finished_ids or self._hooks.kept)
         return self.pause_state is PauseState.PAUSED_NEW and self.has_begun_requests()
 
     def has_begun_requests(self) -> bool:
         """Whether any request has run and has not ended: it runs, or was preempted."""
-        waiting = self._waiting.requests
-        return bool(self._running.requests) or any(r.num_preemptions for r in waiting)
+        return have_begun((*self._running.requests, *self._waiting.requests))
 
     # ---------------------------------------------------------------- a step
 
