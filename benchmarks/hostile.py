@@ -2,9 +2,10 @@
 
     python benchmarks/hostile.py [--seconds 60] [--output FILE]
 
-Eight greedy streams run alone and then beside four clients that send hostile structured outputs one
-after another: regex bombs, schemas nested 60 deep, huge and ambiguous grammars, every one new, so
-that no cache helps. Rounds are interleaved; the engine must answer a structured request afterwards.
+Eight greedy streams run alone, beside four more plain ones (what company costs by itself), and then
+beside four clients that send hostile structured outputs one after another: regex bombs, schemas
+nested 60 deep, huge and ambiguous grammars, every one new, so that no cache helps. Rounds are
+interleaved; the engine must answer a structured request afterwards.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import itertools
 import json
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from octavo.errors import OctavoError
 from octavo.version import __version__
 
 NUM_STREAMS = 8
-NUM_ATTACKERS = 4
+NUM_CLIENTS = 4
 
 
 def _nested(depth: int, maximum: int) -> dict[str, Any]:
@@ -107,17 +109,18 @@ async def attack(
             ends[f"{name}: {type(error).__name__}"] += 1
 
 
-async def phase(
-    llm: AsyncLLM, seconds: float, numbers: itertools.count[int] | None, ends: Counter[str]
-) -> dict[str, float]:
-    """Milliseconds between tokens of the plain streams."""
+Client = Callable[[int, asyncio.Event], Coroutine[Any, Any, None]]
+"""One beside the streams, of a number, until the event is set."""
+
+
+async def phase(llm: AsyncLLM, seconds: float, client: Client | None = None) -> dict[str, float]:
+    """Milliseconds between tokens of the plain streams, beside `NUM_CLIENTS` clients."""
     stop = asyncio.Event()
     gaps: list[float] = []
     tasks = [asyncio.create_task(stream(llm, k, stop, gaps)) for k in range(NUM_STREAMS)]
-    if numbers is not None:
-        tasks += [
-            asyncio.create_task(attack(llm, numbers, stop, ends)) for _ in range(NUM_ATTACKERS)
-        ]
+    if client is not None:
+        numbers = range(NUM_STREAMS, NUM_STREAMS + NUM_CLIENTS)
+        tasks += [asyncio.create_task(client(k, stop)) for k in numbers]
     await asyncio.sleep(seconds)
     stop.set()
     await asyncio.gather(*tasks)
@@ -129,15 +132,25 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     """All rounds; raises where the engine does not answer at the end."""
     llm = await AsyncLLM.start(EngineConfig.from_flat(model=args.model, max_model_len=1024))
     ends: Counter[str] = Counter()
+    numbers = itertools.count()
+    seconds = args.seconds / args.rounds
+
+    async def one_more(number: int, stop: asyncio.Event) -> None:
+        await stream(llm, number, stop, [])
+
+    async def attacker(number: int, stop: asyncio.Event) -> None:
+        await attack(llm, numbers, stop, ends)
+
     rounds = []
     try:
-        numbers = itertools.count()
-        await phase(llm, 2, None, ends)  # a warm engine
+        await phase(llm, 2)  # a warm engine
         for _ in range(args.rounds):
-            quiet = await phase(llm, args.seconds / args.rounds, None, ends)
-            hostile = await phase(llm, args.seconds / args.rounds, numbers, ends)
+            quiet = await phase(llm, seconds / 2)
+            company = await phase(llm, seconds / 2, one_more)
+            hostile = await phase(llm, seconds, attacker)
             ratio = round(hostile["p99_ms"] / quiet["p99_ms"], 2)
-            rounds.append({"quiet": quiet, "hostile": hostile, "p99_ratio": ratio})
+            phases = {"quiet": quiet, "company": company, "hostile": hostile}
+            rounds.append({**phases, "p99_ratio": ratio})
             print(json.dumps(rounds[-1]), flush=True)
         await llm.check_health()
         choice = StructuredOutputsParams(choice=["alive"])

@@ -126,7 +126,8 @@ class RunnerOutput:
             about the token that follows the i-th of them, as long as it is one of the prompt.
         pooler_outputs: request id → vector.
         errors: request id → why this request alone failed.
-        error_params: request id → its field that is at fault, where it is the request's.
+        error_params: request id → its field that is at fault, where the request contradicts itself;
+            what it computed is sound.
         extras: per-feature results, keyed by feature.
     """
 

@@ -93,7 +93,7 @@ class Request:
         last_admitted_step: id of the step that admitted it last; -1 before the first time.
         is_sharing: whether it began, at that time, on blocks that others computed.
         has_output: whether its user has heard of it.
-        has_failed: whether it ended with an error: what it computed is not to be trusted.
+        has_failed: whether a step of it failed: what it computed is not to be trusted.
         num_cached_tokens: prompt tokens that the prefix cache held when it was first admitted.
         logprobs_per_prompt_token: how many log probabilities come of every token of its prompt.
         num_preemptions: how often it lost its blocks.

@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-import msgspec
-
 from octavo.config.sections import SchedulerConfig
 from octavo.contracts.engine_view import EngineView
 from octavo.contracts.features import Admission, SchedulerHook
@@ -27,6 +25,8 @@ from octavo.contracts.messages import EngineOutput, EngineRequest, FinishReason,
 from octavo.contracts.step import BlockIds, RunnerOutput, SchedulerOutput
 from octavo.core.block_hash import BlockHasher
 from octavo.core.budget import TokenBudget
+from octavo.core.counters import Counters
+from octavo.core.forks import Forks
 from octavo.core.hooks import HookChain
 from octavo.core.integrity import check_scheduler
 from octavo.core.kv_cache_manager import KVCacheManager, Prefix
@@ -44,9 +44,6 @@ from octavo.core.request import Request, RequestStatus, check_request
 from octavo.core.step_plan import NO_DRAFTS, StepPlan, StepRecord
 from octavo.core.update import settle
 from octavo.errors import DuplicateIdError
-
-_MAX_LEFT = 2
-"""Ended requests whose blocks are remembered for those that will fork them, per running one."""
 
 
 class Scheduler:
@@ -85,6 +82,7 @@ class Scheduler:
             hasher=self._hasher if enable_prefix_caching else None,
             max_in_flight_tokens=config.max_num_batched_tokens * config.pipeline_depth,
         )
+        self._forks = Forks(self._kv, self._hasher, max_num_seqs=config.max_num_seqs)
         self._caches_prefixes = enable_prefix_caching
         self._max_model_len = max_model_len
         # No request may outgrow the pool: it would preempt itself for ever.
@@ -93,13 +91,15 @@ class Scheduler:
         order = ORDERS[config.scheduling_policy]
         self.pause_state = PauseState.UNPAUSED
         self._requests: dict[str, Request] = {}
-        self._left: dict[str, Request] = {}  # ended, with a fork source; the oldest first
         self._waiting = RequestQueue(order)
         self._running = RequestQueue(order)
         self._in_flight: deque[StepRecord] = deque()
         self._num_arrivals = 0
         self._num_steps = 0
-        self._stats = SchedulerStats(num_blocks=self._kv.pool.num_usable_blocks)
+        self._num_deferred = 0  # waiting requests that hooks, or parents, hold back
+        self._counters = Counters(
+            self._kv.pool.num_usable_blocks, caches_prefixes=enable_prefix_caching
+        )
         self._step_log: StepLog | None = None  # while somebody watches
         # What happened since the last step was built, and has yet to be told.
         self._finished_ids: dict[str, None] = {}
@@ -128,26 +128,10 @@ class Scheduler:
             max_len=self._max_len,
         )
         self._num_arrivals += 1
-        if request.fork_of is not None:
-            added.parent = self._parent_of(added, request.fork_of)
-            if added.parent is not None:
-                added.parent.num_waiting_children += 1
+        self._forks.join(added, self._requests)
         self._requests[request_id] = added
         self._waiting.add(added)
         self._hooks.added(added)
-
-    def _parent_of(self, request: Request, parent_id: str) -> Request | None:
-        """The request whose keys and values a new one shares, if there is one of that id with such
-        a prompt."""
-        if request.logprobs_per_prompt_token:
-            return None
-        parent = self._requests.get(parent_id)
-        if parent is not None:
-            return parent if self._hasher.have_same_prompt(parent, request) else None
-        parent = self._left.get(parent_id)
-        if parent is not None and self._hasher.have_same_prompt(parent, request, but_last=1):
-            return parent
-        return None
 
     def finish_requests(
         self, request_ids: Iterable[str], reason: FinishReason
@@ -221,7 +205,7 @@ class Scheduler:
             if self._step_log is not None:
                 plan.record.planned_at = time.monotonic()
             self._in_flight.append(plan.record)
-        self._stats.step_tokens = step.total_num_scheduled_tokens
+        self._counters.count_step(step.total_num_scheduled_tokens)
         return step
 
     def _schedule_running(self, plan: StepPlan) -> None:
@@ -273,7 +257,7 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
         """Admit waiting requests, in order, while there are places, tokens and blocks."""
-        self._stats.num_deferred = 0
+        self._num_deferred = 0
         waiting, running = self._waiting.requests, self._running.requests
         if not waiting or len(running) >= self._config.max_num_seqs:
             return
@@ -295,7 +279,7 @@ class Scheduler:
                 continue
             index += 1
             if verdict is Admission.WAIT:
-                self._stats.num_deferred += 1
+                self._num_deferred += 1
                 continue
             prefix = self._prefix_of(request, num_reserved)
             if prefix is None:
@@ -320,14 +304,7 @@ class Scheduler:
         """Whether nothing but room keeps a request waiting; the hook that fails it, if one does."""
         if self.pause_state is not PauseState.UNPAUSED and not request.num_preemptions:
             return Admission.WAIT, None
-        parent = request.parent
-        if parent is not None and (
-            parent.status is RequestStatus.WAITING
-            or (
-                parent.status is RequestStatus.RUNNING
-                and plan.computed_before(parent) < parent.num_prompt_tokens
-            )
-        ):
+        if self._forks.must_wait(request, plan):
             return Admission.WAIT, None
         return self._hooks.admission(request)
 
@@ -335,13 +312,9 @@ class Scheduler:
         """Where the request begins; None if it does not fit, with all the tokens it knows, into
         what is free and not reserved."""
         num_free = self._kv.num_free_blocks - num_reserved
-        parent = request.parent
-        if parent is not None and (
-            parent.status is RequestStatus.RUNNING or parent.fork_source is not None
-        ):
-            prefix = self._kv.fork(parent, request.num_prompt_tokens - 1)
-            if prefix and self._kv.num_blocks_to_admit(request, prefix) <= num_free:
-                return prefix
+        forked = self._forks.prefix_of(request)
+        if forked and self._kv.num_blocks_to_admit(request, forked) <= num_free:
+            return forked
         prefix = self._kv.get_computed_blocks(request)
         return prefix if self._kv.num_blocks_to_admit(request, prefix) <= num_free else None
 
@@ -357,10 +330,10 @@ class Scheduler:
         if block_ids is None:
             raise RuntimeError(f"{request} was found to fit, and does not")
         if request.last_admitted_step < 0 and not prefix.is_fork:
-            self._count_prefix(request, prefix)
+            self._counters.count_prefix(request, prefix)
         self._waiting.remove(request)
         self._running.add(request)
-        self._leave_parent(request)
+        self._forks.leave(request)
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = prefix.num_tokens
         request.is_sharing = prefix.num_tokens > 0
@@ -368,14 +341,6 @@ class Scheduler:
         request.num_overtaken = 0
         plan.add_new(request, num_tokens, block_ids)
         return True
-
-    def _count_prefix(self, request: Request, prefix: Prefix) -> None:
-        """Once per prompt, however long it waited and however often it comes back."""
-        request.num_cached_tokens = prefix.num_tokens
-        is_first = request.engine_request.fork_of is None
-        if self._caches_prefixes and is_first and not request.skips_prefix_cache:
-            self._stats.prefix_queries += request.num_prompt_tokens
-            self._stats.prefix_hits += prefix.num_tokens
 
     # ---------------------------------------------------------------- results
 
@@ -411,9 +376,7 @@ class Scheduler:
             request.num_in_flight_tokens -= scheduled[3]
             new = settle(scheduled, sampled.get(request.request_id, ()), rest)
             if new is not None:
-                if not request.has_output:
-                    self._begin_output(request, new)
-                self._stats.generation_tokens += len(new.new_token_ids)
+                self._counters.count_output(request, new)
                 if new.finish_reason is not None:
                     self._end(request)
                 outputs.append(new)
@@ -427,42 +390,47 @@ class Scheduler:
         else:
             self._step_log = None
 
-    def _begin_output(self, request: Request, first: EngineOutput) -> None:
-        """The first output tells how much of the prompt was cached, and the prompt counts."""
-        request.has_output = True
-        first.num_cached_tokens = request.num_cached_tokens
-        if request.engine_request.fork_of is None:
-            self._stats.prompt_tokens += request.num_prompt_tokens
-
     def _fail_in(
         self, record: StepRecord, errors: Mapping[str, str], params: Mapping[str, str]
     ) -> list[EngineOutput]:
         """Fail requests of a step, before the results of the others are looked at.
 
-        What they computed in this step and later ones is not to be trusted, and they need not
-        exist any more for others to have begun on it. So every hash given since then is dropped,
-        and every request that was admitted since then onto blocks of others starts again; nothing
-        of these was told to anybody yet, because steps are settled in order.
+        Those that preemption took since then as well: coming back only to fail, they would restart
+        others, and be restarted, again and again.
+
+        Args:
+            errors: request id → why.
+            params: request id → its field that is at fault. What such a request computed is sound.
         """
         failed = [s[0] for s in record.scheduled if s[0].request_id in errors]
-        if all(request.has_failed for request in failed):
-            return []  # all this was done when they failed; a worker repeats itself until it knows
-        # Those preempted since then as well: coming back only to fail, they would restart others,
-        # and be restarted, again and again.
+        broken = [request for request in failed if request.request_id not in params]
+        is_news = not all(request.has_failed for request in broken)
+        for request in broken:
+            request.has_failed = True
         outputs = [
             self._fail(request, errors[request.request_id], params.get(request.request_id))
             for request in failed
             if not request.is_finished
         ]
+        if is_news:  # a worker repeats itself until it knows
+            self._distrust(record)
+        return outputs
+
+    def _distrust(self, record: StepRecord) -> None:
+        """Trust nothing that a step and those after it computed of requests that failed.
+
+        They need not exist any more for others to have begun on it. So every hash given since then
+        is dropped, and every request that was admitted since then onto blocks of others starts
+        again; nothing of these was told to anybody yet, because steps are settled in order.
+        """
         for request in list(self._running.requests):
             if request.is_sharing and request.last_admitted_step >= record.step_id:
                 self._preempt(request)
-        self._forget_fork_sources()
+        self._forks.forget_sources(self._waiting.requests)
         pool = self._kv.pool
         for hashed in (record.hashed, *(r.hashed for r in self._in_flight), pool.take_hashed()):
             for block in hashed:
                 pool.drop_hash(block)
-        return outputs
 
     # ---------------------------------------------------------------- changes of state
 
@@ -476,11 +444,10 @@ class Scheduler:
         self._running.remove(request)
         self._waiting.add(request)
         self._preempted_ids[request.request_id] = None
-        self._stats.num_preemptions += 1
+        self._counters.count_preemption()
         self._hooks.preempted(request)
 
     def _fail(self, request: Request, error: str, param: str | None = None) -> EngineOutput:
-        request.has_failed = True
         self._end(request)
         return EngineOutput(
             request_id=request.request_id,
@@ -496,47 +463,26 @@ class Scheduler:
         del self._requests[request.request_id]
         self._finished_ids[request.request_id] = None
         self._preempted_ids.pop(request.request_id, None)
-        self._leave_parent(request)
+        self._forks.leave(request)
         if not request.has_failed:
             self._kv.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens))
-            num_shared = request.num_prompt_tokens - 1
-            is_left = request.engine_request.leaves_fork_source
-            if is_left and request.num_computed_tokens > num_shared:
-                request.fork_source = self._kv.fork_source_of(request, num_shared + 1)
-                self._left[request.request_id] = request
-                if len(self._left) > _MAX_LEFT * self._config.max_num_seqs:
-                    del self._left[next(iter(self._left))]
-            elif request.num_waiting_children and request.num_computed_tokens > num_shared:
-                request.fork_source = self._kv.fork_source_of(request, num_shared)
+            self._forks.keep_source(request)
         request.status = RequestStatus.FINISHED
         request.epoch += 1
         if not self._hooks.finished(request):
             self._kv.free(request)
 
-    def _leave_parent(self, request: Request) -> None:
-        if request.parent is not None:
-            request.parent.num_waiting_children -= 1
-            request.parent = None
-
-    def _forget_fork_sources(self) -> None:
-        self._left.clear()
-        for request in self._waiting.requests:
-            if request.parent is not None:
-                request.parent.fork_source = None
-
     # ---------------------------------------------------------------- looking at it
 
     def stats(self) -> SchedulerStats:
-        """A snapshot. `num_blocks` is what requests can hold (the null block apart); completions
-        that name another as their fork's origin do not count their prompt again."""
+        """A snapshot."""
         pool = self._kv.pool
-        return msgspec.structs.replace(
-            self._stats,
+        return self._counters.snapshot(
             num_running=len(self._running.requests),
             num_waiting=len(self._waiting.requests),
+            num_deferred=self._num_deferred,
             num_used_blocks=pool.num_used_blocks,
             num_cached_blocks=pool.num_cached_blocks,
-            num_steps=self._num_steps,
         )
 
     def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
@@ -552,13 +498,14 @@ class Scheduler:
         self._step_log.watch()
         steps, ended = self._step_log.after(after_step)
         running, waiting = self._running.requests, self._waiting.requests
+        stats = self.stats()
         shown = waiting[:MAX_SHOWN_WAITING]
         num_reserved = self._num_reserved_blocks()
         reasons = waiting_reasons(
             shown,
             is_paused=self.pause_state is not PauseState.UNPAUSED,
             has_place=len(running) < self._config.max_num_seqs,
-            is_budget_spent=self._stats.step_tokens >= self._config.max_num_batched_tokens,
+            is_budget_spent=stats.step_tokens >= self._config.max_num_batched_tokens,
             hooks=self._hooks,
             fits=lambda request: self._prefix_of(request, num_reserved) is not None,
         )
@@ -571,7 +518,7 @@ class Scheduler:
         holders = [*running, *self._hooks.kept]
         return EngineView(
             now=time.monotonic(),
-            stats=self.stats(),
+            stats=stats,
             steps=steps,
             requests=[*requests, *map(view_of, ended.values())],
             num_hidden_requests=len(waiting) - len(shown),
@@ -583,7 +530,7 @@ class Scheduler:
         """Forget all cached prefixes; False, and nothing done, while requests hold blocks."""
         was_reset = self._kv.reset_prefix_cache()
         if was_reset:
-            self._forget_fork_sources()
+            self._forks.forget_sources(self._waiting.requests)
         return was_reset
 
     def check_integrity(self) -> None:

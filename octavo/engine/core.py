@@ -236,6 +236,8 @@ class EngineCore:
             outputs += self.scheduler.update_from_output(oldest.step, result)
             outputs += self._sample_newest()
             self._offer_forced_tokens(oldest.step)
+            if self._structured is not None:
+                self._structured.give_way()
         elif not outputs and self.scheduler.has_unfinished_requests():
             time.sleep(_IDLE_WAIT_SECONDS)
         if self._check_integrity:

@@ -6,26 +6,17 @@ of the pattern, whatever pattern and text are, and where tokens cut the text doe
 state remembers where the text that leads to it begins, so that a match knows its beginning, and so
 that the text which may still become one is known too.
 
-The syntax is that of Python's `re`, whose parser is used. What a reading from left to right cannot
-decide at once is refused by name: assertions about what comes next or came before (lookaround, `$`,
-`\\b`), back references, possessive and atomic groups. `^` is the beginning of the output.
+The syntax is that of Python's `re`, as far as `regex_syntax` goes. `^` is the output's beginning.
 """
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any
 
+from octavo.engine.regex_syntax import Begin, Chars, Dot, Group, Node, RegexError, Repeat, parse
 from octavo.errors import RequestError, shown
-
-if sys.version_info >= (3, 11):
-    from re import _constants, _parser  # type: ignore[attr-defined]
-else:
-    import sre_constants as _constants
-    import sre_parse as _parser
 
 MAX_STATES = 2048
 """Of one pattern: about twice its length, counted repetitions written out."""
@@ -34,20 +25,10 @@ MAX_TRANSITIONS = 2048
 """Of all patterns of a request: what a character of the text can take is in proportion to them."""
 
 _CACHE_SIZE = 64
-_UNLIMITED = _constants.MAXREPEAT
-_NAMES = {
-    "ASSERT": "lookahead or lookbehind",
-    "ASSERT_NOT": "negative lookahead or lookbehind",
-    "GROUPREF": "a back reference",
-    "GROUPREF_EXISTS": "a conditional group",
-    "POSSESSIVE_REPEAT": "a possessive quantifier",
-    "ATOMIC_GROUP": "an atomic group",
-    "AT": "an assertion such as $ or \\b",
-}
 _CATEGORIES: dict[str, Callable[[str], bool]] = {
-    "CATEGORY_DIGIT": str.isdecimal,
-    "CATEGORY_SPACE": str.isspace,
-    "CATEGORY_WORD": lambda c: c.isalnum() or c == "_",
+    "d": str.isdecimal,
+    "s": str.isspace,
+    "w": lambda c: c.isalnum() or c == "_",
 }
 
 Test = Callable[[str], bool]
@@ -86,24 +67,16 @@ class StopRegex:
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         try:
-            parsed = _parser.parse(pattern)
-        except (_parser.error, OverflowError) as error:
-            raise _refused(pattern, f"is not a regular expression: {error}") from None
-        except RecursionError:
-            raise _refused(pattern, "is nested too deeply") from None
+            parsed = parse(pattern)
+        except RegexError as error:
+            raise _refused(pattern, str(error)) from None
         self._num_states = 0
-        self._ignores_case = bool(parsed.state.flags & _constants.SRE_FLAG_IGNORECASE)
-        self._dot_is_all = bool(parsed.state.flags & _constants.SRE_FLAG_DOTALL)
-        for flag, letter in (("ASCII", "a"), ("MULTILINE", "m"), ("LOCALE", "L")):
-            if parsed.state.flags & getattr(_constants, f"SRE_FLAG_{flag}"):
-                raise _refused(pattern, f"uses the flag (?{letter}), which is not supported")
+        self._ignores_case = parsed.ignores_case
+        self._dot_is_all = parsed.dot_is_all
         start = self._state()
         self._readers: list[_State] = []
-        self._tests: dict[tuple[str, Any], Test] = {}  # by an item that was parsed, while it lives
-        try:
-            self.accept = self._sequence(parsed, start)
-        except RecursionError:
-            raise _refused(pattern, "is nested too deeply") from None
+        self._tests: dict[int, Test] = {}  # by the id of an item, which `parsed` keeps alive
+        self.accept = self._group(parsed.group, start)
         self._tests.clear()
         self.starts = self._reachable([start])
         self.first_starts = self._reachable([start], is_beginning=True)
@@ -140,73 +113,62 @@ class StopRegex:
             self._readers.append(state)
         return state
 
-    def _sequence(self, items: Iterable[tuple[Any, Any]], last: _State) -> _State:
-        """Append states for `items` after `last`; returns the new last one."""
-        for kind, argument in items:
-            last = self._item(str(kind), argument, last)
-        return last
-
-    def _item(self, kind: str, argument: Any, last: _State) -> _State:
-        if kind in ("LITERAL", "NOT_LITERAL", "ANY", "IN"):
-            # Copies of a repeated class share its test: it may be large, and they many.
-            key = (kind, id(argument) if isinstance(argument, list) else argument)
-            if key not in self._tests:
-                self._tests[key] = self._test(kind, argument)
-            state = self._state(self._tests[key])
-            last.after.append(state)
-            end = self._state()
-            state.after.append(end)
-            return end
-        if kind == "SUBPATTERN":
-            _, added, removed, items = argument
-            if added or removed:
-                raise _refused(self.pattern, "sets flags for a group, which is not supported")
-            return self._sequence(items, last)
-        if kind == "BRANCH":
-            end = self._state()
-            for branch in argument[1]:
-                begin = self._state()
-                last.after.append(begin)
-                self._sequence(branch, begin).after.append(end)
-            return end
-        if kind in ("MAX_REPEAT", "MIN_REPEAT"):
-            low, high, items = argument
-            return self._repeat(low, high, items, last)
-        if kind == "AT" and str(argument) in ("AT_BEGINNING", "AT_BEGINNING_STRING"):
+    def _item(self, item: Node, last: _State) -> _State:
+        """Append states for `item` after `last`; returns the new last one."""
+        if isinstance(item, Group):
+            return self._group(item, last)
+        if isinstance(item, Repeat):
+            return self._repeat(item, last)
+        if isinstance(item, Begin):
             end = self._state()
             end.only_at_beginning = True
             last.after.append(end)
             return end
-        name = _NAMES.get(kind, kind.lower())
-        raise _refused(self.pattern, f"uses {name}, which is not supported")
-
-    def _repeat(self, low: int, high: int, items: Any, last: _State) -> _State:
-        if _is_empty(items):
-            return last
-        for _ in range(low):
-            last = self._sequence(items, last)
+        # Copies of a repeated class share its test: it may be large, and they many.
+        if id(item) not in self._tests:
+            self._tests[id(item)] = self._test(item)
+        state = self._state(self._tests[id(item)])
+        last.after.append(state)
         end = self._state()
-        if high is _UNLIMITED:
+        state.after.append(end)
+        return end
+
+    def _group(self, group: Group, last: _State) -> _State:
+        if len(group.branches) == 1:
+            for item in group.branches[0]:
+                last = self._item(item, last)
+            return last
+        end = self._state()
+        for branch in group.branches:
+            at = self._state()
+            last.after.append(at)
+            for item in branch:
+                at = self._item(item, at)
+            at.after.append(end)
+        return end
+
+    def _repeat(self, repeat: Repeat, last: _State) -> _State:
+        if isinstance(repeat.item, Group) and repeat.item.is_empty:  # no states to be counted
+            return last
+        for _ in range(repeat.low):
+            last = self._item(repeat.item, last)
+        end = self._state()
+        if repeat.high is None:
             loop = self._state()
             last.after.append(loop)
-            self._sequence(items, loop).after.append(loop)
+            self._item(repeat.item, loop).after.append(loop)
             loop.after.append(end)
             return end
         last.after.append(end)
-        for _ in range(high - low):
-            last = self._sequence(items, last)
+        for _ in range(repeat.high - repeat.low):
+            last = self._item(repeat.item, last)
             last.after.append(end)
         return end
 
-    def _test(self, kind: str, argument: Any) -> Test:
-        if kind == "ANY":
+    def _test(self, item: Chars | Dot) -> Test:
+        if isinstance(item, Dot):
             return (lambda c: True) if self._dot_is_all else (lambda c: c != "\n")
-        if kind == "IN":
-            is_negated = str(argument[0][0]) == "NEGATE"
-            is_in = _class_test(argument[is_negated:])
-        else:
-            is_negated = kind == "NOT_LITERAL"
-            is_in = _class_test([("LITERAL", argument)])
+        is_in, is_negated = _class_test(item), item.is_negated
         if not self._ignores_case:
             return lambda c: is_in(c) != is_negated
         return lambda c: (
@@ -214,21 +176,12 @@ class StopRegex:
         )
 
 
-def _class_test(items: Iterable[tuple[Any, Any]]) -> Test:
-    """Whether a character is in a class. A class of 900 characters may stand in each of a thousand
-    states: so it is looked up in sorted ranges, not compared with each."""
-    ranges: list[tuple[int, int]] = []
-    categories: set[str] = set()
-    for kind, argument in items:
-        if str(kind) == "LITERAL":
-            ranges.append((argument, argument))
-        elif str(kind) == "RANGE":
-            ranges.append(argument)
-        else:
-            categories.add(str(argument))
+def _class_test(chars: Chars) -> Test:
+    """Whether a character is in a class, negation apart. A class of 900 characters may stand in
+    each of a thousand states: so it is looked up in sorted ranges, not compared with each."""
     starts: list[int] = []
     ends: list[int] = []
-    for low, high in sorted(ranges):
+    for low, high in sorted(chars.ranges):
         if ends and low <= ends[-1] + 1:
             ends[-1] = max(ends[-1], high)
         else:
@@ -239,19 +192,14 @@ def _class_test(items: Iterable[tuple[Any, Any]]) -> Test:
         place = bisect_right(starts, ord(char))
         return place > 0 and ord(char) <= ends[place - 1]
 
-    tests = [is_in_ranges, *map(_category_test, sorted(categories))]
+    tests = [is_in_ranges, *map(_category_test, sorted(chars.categories))]
     return tests[0] if len(tests) == 1 else lambda c: any(test(c) for test in tests)
 
 
-def _category_test(category: str) -> Test:
-    positive = _CATEGORIES[category.replace("_NOT_", "_")]
-    is_negated = "_NOT_" in category
+def _category_test(letter: str) -> Test:
+    positive = _CATEGORIES[letter.lower()]
+    is_negated = letter.isupper()
     return lambda c: positive(c) != is_negated
-
-
-def _is_empty(items: Iterable[tuple[Any, Any]]) -> bool:
-    """Whether there is nothing but groups of nothing, which make no states to be counted."""
-    return all(str(kind) == "SUBPATTERN" and _is_empty(argument[3]) for kind, argument in items)
 
 
 class RegexMatcher:

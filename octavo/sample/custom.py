@@ -68,9 +68,8 @@ class RequestProcessors(LogitsStage):
 
     def apply(self, ops: SamplingOps, logits: Any, batch: SampleBatch, edited: np.ndarray) -> None:
         array = np.asarray(logits)  # shares memory with a tensor
-        rows = batch.rows[edited]
-        offsets = _offsets(rows)
-        for (context, calls), index, offset in zip(self._states.of(rows), edited, offsets):
+        states, offsets = self._states.of(batch.rows[edited]), batch.offsets[edited]
+        for (context, calls), index, offset in zip(states, edited, offsets):
             known = batch.token_ids[batch.rows[index], : batch.positions[index]]
             context.advance(known, is_certain=offset == 0)
             try:
@@ -110,8 +109,8 @@ class BatchProcessor(LogitsStage):
 
     def apply(self, ops: SamplingOps, logits: Any, batch: SampleBatch, edited: np.ndarray) -> None:
         array = np.asarray(logits)  # shares memory with a tensor
-        offsets = _offsets(batch.rows[edited])
-        for offset in range(offsets.max() + 1):
+        offsets = batch.offsets[edited]
+        for offset in np.unique(offsets):
             self._apply(array, batch, edited[offsets == offset], is_certain=offset == 0)
 
     def _apply(
@@ -218,14 +217,6 @@ def _take(result: Any, logits: np.ndarray) -> None:
     if result.shape != logits.shape:
         raise ValueError(f"it returned logits {result.shape}, not {logits.shape}")
     logits[:] = result
-
-
-def _offsets(rows: np.ndarray) -> np.ndarray:
-    """Of logits rows [n], whose requests' rows are neighbours: how many are before it of the same
-    request. More than none only where drafts are verified."""
-    index = np.arange(len(rows))
-    is_first = np.append(True, rows[1:] != rows[:-1])
-    return index - np.maximum.accumulate(np.where(is_first, index, 0))
 
 
 def _text(error: Exception) -> str:

@@ -107,17 +107,14 @@ class ForcedTokens(LogitsStage):
         found = self._budgets.find(batch.rows)
         if found is None:
             return
-        rows = batch.rows[found].tolist()
-        last_row, num_certain = -1, 0
-        for index, row, position, budget in zip(
+        for index, position, offset, budget in zip(
             found.tolist(),
-            rows,
             batch.positions[found].tolist(),
+            batch.offsets[found].tolist(),
             self._budgets.of(batch.rows[found]),
         ):
-            if row != last_row:  # the tokens before a request's first logits row are no drafts
-                last_row, num_certain = row, position
-            context = batch.token_ids[row]
+            num_certain = position - offset
+            context = batch.token_ids[batch.rows[index]]
             token_id = budget.forced(context[:num_certain], context[num_certain:position])
             if token_id is not None:
                 self._forced[index] = token_id

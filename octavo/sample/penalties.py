@@ -99,12 +99,14 @@ class Penalties(LogitsStage):
 
     def apply(self, ops: SamplingOps, logits: Any, batch: SampleBatch, edited: np.ndarray) -> None:
         rows, positions = batch.rows[edited], batch.positions[edited].tolist()
+        offsets = batch.offsets[edited].tolist()
         parts: list[tuple[np.ndarray, np.ndarray]] = []
-        last_row, num_certain = -1, 0
-        for counts, row, position in zip(self._counts.of(rows), rows.tolist(), positions):
-            if row != last_row:  # the tokens before a request's first logits row are no drafts
-                last_row, num_certain = row, position
-                counts.advance(batch.token_ids[row, :position])
+        for counts, row, position, offset in zip(
+            self._counts.of(rows), rows.tolist(), positions, offsets
+        ):
+            num_certain = position - offset
+            if not offset:
+                counts.advance(batch.token_ids[row, :num_certain])
             parts.append(counts.read(batch.token_ids[row, num_certain:position]))
         token_ids, counts_of_ids = zip(*parts)
         repetition, frequency, presence = (column[rows] for column in self._columns.columns)

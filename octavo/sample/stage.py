@@ -40,9 +40,11 @@ class SampleBatch:
     """The logits rows of a step: whose they are, and what comes before the token to be sampled.
 
     The rows of a request, more than one where it has drafts, are neighbours with rising positions.
+    A step of many rows is sampled in parts, which may begin amid those of a request.
 
     Attributes:
         rows: [R] row of the persistent batch.
+        offsets: [R] how many drafts there are before the token to be sampled.
         positions: [R] absolute position of the token to be sampled.
         token_ids: [num_rows, max_model_len + 1] int32, the persistent batch: before logits row i
             come token_ids[rows[i], :positions[i]], drafts included.
@@ -51,6 +53,7 @@ class SampleBatch:
     """
 
     rows: np.ndarray
+    offsets: np.ndarray
     positions: np.ndarray
     token_ids: np.ndarray
     grammar: MaskedRows | None = None

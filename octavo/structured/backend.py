@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -77,12 +78,25 @@ def clean_error(text: str) -> str:
     return text if len(text) <= _MAX_ERROR_CHARS else f"{text[:half]} … {text[-half:]}"
 
 
+def run_when_idle(native_id: int) -> None:
+    """From now on a thread, or a process that has but one, runs only where a core is idle. A low
+    priority would not do: it holds a core for milliseconds that a thread at a barrier waits for.
+
+    Nor does it run on the first core: compute threads are bound to all others, and the engine's own
+    thread, found elsewhere than there, would share one with them until the kernel moves it.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a sandbox may not know of it
+            os.sched_setscheduler(native_id, os.SCHED_IDLE, os.sched_param(0))
+            cores = os.sched_getaffinity(native_id)
+            os.sched_setaffinity(native_id, cores - {min(cores)} or cores)
+
+
 def start_compile_thread(target: Callable[[], None]) -> threading.Thread:
-    """Run `target` in a thread with a deep stack and the lowest priority."""
+    """Run `target` in a thread with a deep stack, where a core is idle."""
 
     def run() -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        run_when_idle(threading.get_native_id())
         target()
 
     before = threading.stack_size(STACK_BYTES)

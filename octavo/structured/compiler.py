@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
 import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo.contracts.structured_outputs import GrammarSource
 from octavo.log import get_logger
 from octavo.structured.backend import GrammarError, clean_error, compile_text, start_compile_thread
-from octavo.structured.probe import Probe
+from octavo.structured.probe import MAX_CPU_SECONDS, TOO_MUCH, Probe
 from octavo.structured.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ logger = get_logger(__name__)
 CACHE_BYTES = 256 << 20
 MAX_GRAMMAR_BYTES = 64 << 20
 """Memory of one compiled grammar."""
+CPU_SECONDS = (0.05, 0.4, MAX_CPU_SECONDS)
+"""Processor time that a grammar gets to compile at its first try, its second and its last."""
 _LEAST_BYTES = 256 << 10
 """What any compiled grammar counts for: its lexer grows while it is used."""
 
@@ -44,30 +45,57 @@ class Compiled:
     num_bytes: int = _LEAST_BYTES
 
 
-class GrammarCompiler:
-    """Compiles beside the loop, short grammars first, each once in a process of its own (`probe`)
-    and then here, in a thread of the lowest priority. Results, errors too, are kept by content, the
-    least recently used ones go when there are too many bytes.
+@dataclass(order=True, slots=True)
+class _Entry:
+    """A grammar in the queue; the least goes first.
 
-    The thread that works off the queue has the usual priority: it starts processes and reads
-    vocabularies, which holds the interpreter's lock, and who holds that must not wait for the
-    processor.
+    Attributes:
+        attempt: how often its time was over.
+    """
+
+    attempt: int
+    num_chars: int
+    index: int
+    source: GrammarSource = field(compare=False)
+
+
+class GrammarCompiler:
+    """Compiles beside the loop, where a core is idle: each grammar in a process of its own first
+    (`probe`), and then here. Results, errors too, are kept by content, the least recently used ones
+    go when there are too many bytes.
+
+    Grammars come in the order of their length, and those whose time was over at the first try after
+    all others (a multilevel feedback queue). Of two threads one takes first tries only, so that no
+    grammar waits for costly ones.
+
+    These threads have the usual priority: they start processes and read vocabularies, which holds
+    the interpreter's lock, and who holds that must not wait for the processor.
 
     Args:
-        vocabulary: makes the vocabulary; called once, in the thread.
+        vocabulary: makes the vocabulary; called once, in a thread.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Condition()
-        self._queue: list[tuple[int, int, GrammarSource]] = []
+        self._queue: list[_Entry] = []
         self._pending: set[GrammarSource] = set()
         self._done: OrderedDict[GrammarSource, Compiled] = OrderedDict()
         self._num_bytes = 0
         self._num_submitted = 0
-        self._thread: threading.Thread | None = None
-        self._probe: Probe | None = None
+        self._threads: list[threading.Thread] = []
+        self._probes: list[Probe] = []
         self._is_closed = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is anything to compile."""
+        return bool(self._pending)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for all that is to be compiled, at most so long."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._pending, seconds)
 
     def result(self, source: GrammarSource) -> Compiled | None:
         """What became of a grammar; None while it is not compiled, which this sees to."""
@@ -77,40 +105,49 @@ class GrammarCompiler:
                 self._done.move_to_end(source)
             elif source not in self._pending and not self._is_closed:
                 self._pending.add(source)
-                self._num_submitted += 1
-                heapq.heappush(self._queue, (len(source.text), self._num_submitted, source))
-                self._lock.notify()
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._work, name="octavo-grammars", daemon=True
-                    )
-                    self._thread.start()
+                self._put(0, source)
+                if not self._threads:
+                    self._start(self._begin)
             return compiled
 
     def forget(self, source: GrammarSource) -> None:
         """Nobody waits for this grammar any more: it need not be compiled."""
         with self._lock:
-            waiting = [entry for entry in self._queue if entry[2] != source]
+            waiting = [entry for entry in self._queue if entry.source != source]
             if len(waiting) < len(self._queue):
-                heapq.heapify(waiting)
                 self._queue = waiting
                 self._pending.discard(source)
 
     def close(self) -> None:
-        """Stop the thread. What this process compiles it compiles to its end: seconds."""
+        """Stop the threads. What this process compiles it compiles to its end: seconds."""
         with self._lock:
             self._is_closed = True
             self._queue.clear()
             self._pending.clear()
-            self._lock.notify()
-        if self._thread is not None:
-            if self._probe is not None:
-                self._probe.kill()
-            self._thread.join()
+            self._lock.notify_all()
+            probes, threads = list(self._probes), list(self._threads)
+        for probe in probes:
+            probe.kill()
+        for thread in threads:
+            thread.join()
 
-    # ---------------------------------------------------------------- the thread
+    def _put(self, attempt: int, source: GrammarSource) -> None:
+        """Into the queue, under the lock."""
+        self._num_submitted += 1
+        self._queue.append(_Entry(attempt, len(source.text), self._num_submitted, source))
+        self._lock.notify_all()
 
-    def _work(self) -> None:
+    def _start(self, target: Callable[[], None]) -> None:
+        """Start a thread, under the lock, unless the end has come."""
+        if self._is_closed:
+            return
+        thread = threading.Thread(target=target, name="octavo-grammars", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    # ---------------------------------------------------------------- the threads
+
+    def _begin(self) -> None:
         start = time.monotonic()
         try:
             vocabulary = self._vocabulary()
@@ -123,16 +160,33 @@ class GrammarCompiler:
             self._fail_all(f"structured outputs cannot be used: {error}")
             return
         logger.info("grammars: vocabulary ready in %.1f s", time.monotonic() - start)
-        probe = self._probe = Probe(vocabulary)
+        with self._lock:
+            self._start(lambda: self._work(vocabulary, tokenizer, range(1, len(CPU_SECONDS))))
+        self._work(vocabulary, tokenizer, range(1))
+
+    def _work(self, vocabulary: Vocabulary, tokenizer: LLTokenizer, attempts: range) -> None:
+        """Work off the queue, as far as these tries go."""
+        probe = Probe(vocabulary)
+        with self._lock:
+            self._probes.append(probe)
         try:
-            while (source := self._next()) is not None:
-                self._keep(source, self._compile(probe, tokenizer, source))
+            while (entry := self._next(attempts)) is not None:
+                compiled = self._compile(probe, tokenizer, entry)
+                if compiled is not None:
+                    self._keep(entry.source, compiled)
+                else:
+                    with self._lock:
+                        self._put(entry.attempt + 1, entry.source)
         finally:
             probe.close()
 
-    def _compile(self, probe: Probe, tokenizer: LLTokenizer, source: GrammarSource) -> Compiled:
+    def _compile(self, probe: Probe, tokenizer: LLTokenizer, entry: _Entry) -> Compiled | None:
+        """What became of a grammar; None if it needs another try."""
         try:
-            verdict = probe.check(source)
+            verdict = probe.check(entry.source, CPU_SECONDS[entry.attempt])
+            if verdict.is_late:
+                is_last = entry.attempt == len(CPU_SECONDS) - 1
+                return Compiled(None, TOO_MUCH) if is_last else None
             if verdict.error is not None:
                 return Compiled(None, verdict.error)
             if verdict.num_bytes > MAX_GRAMMAR_BYTES:
@@ -148,17 +202,22 @@ class GrammarCompiler:
             return Compiled(None, f"internal error: {error}")
         return Compiled(matcher, num_bytes=max(_LEAST_BYTES, verdict.num_bytes))
 
-    def _next(self) -> GrammarSource | None:
-        """The next grammar to compile; None at the end."""
+    def _next(self, attempts: range) -> _Entry | None:
+        """The next grammar for one of these tries; None at the end."""
         with self._lock:
-            while not self._queue and not self._is_closed:
+            while not self._is_closed:
+                entry = min((e for e in self._queue if e.attempt in attempts), default=None)
+                if entry is not None:
+                    self._queue.remove(entry)
+                    return entry
                 self._lock.wait()
-            return None if self._is_closed else heapq.heappop(self._queue)[2]
+            return None
 
     def _keep(self, source: GrammarSource, compiled: Compiled) -> None:
         dropped = []  # freed outside of the lock: a grammar's memory takes milliseconds
         with self._lock:
             self._pending.discard(source)
+            self._lock.notify_all()
             self._done[source] = compiled
             self._num_bytes += compiled.num_bytes + sys.getsizeof(source.text)
             while self._num_bytes > CACHE_BYTES and len(self._done) > 1:
@@ -169,12 +228,12 @@ class GrammarCompiler:
 
     def _fail_all(self, error: str) -> None:
         """Without a vocabulary nothing can be compiled, now or later."""
-        while (source := self._next()) is not None:
-            self._keep(source, Compiled(None, error))
+        while (entry := self._next(range(1))) is not None:
+            self._keep(entry.source, Compiled(None, error))
 
 
 def _compile_slowly(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-    """Compile in a thread with a deep stack and the lowest priority. Raises as `compile_text`."""
+    """Compile in a thread with a deep stack, where a core is idle. Raises as `compile_text`."""
     result: Future[LLMatcher] = Future()
 
     def run() -> None:

@@ -4,10 +4,14 @@ A request with a grammar waits until that is compiled (`GrammarCompiler`), while
 has a matcher, which follows its *known* output tokens: what a step in flight has sampled is looked
 at when it is known and the next mask is needed, so that a preempted request, or one whose results
 in flight are dropped, needs nothing undone.
+
+A request whose masks are costly sits out steps of others (`turns`), and while grammars are compiled
+the loop stands still now and then (`give_way`): both take a bounded share of the time.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +21,7 @@ from octavo.contracts.features import Admission, RequestView, SchedulerHook
 from octavo.contracts.step import GrammarOutput, SchedulerOutput
 from octavo.structured.backend import clean_error
 from octavo.structured.compiler import GrammarCompiler
+from octavo.structured.turns import TimeShare, Turns
 from octavo.structured.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 _WORD = 32
 MAX_FORCED_TOKENS = 32
 """Tokens that a grammar leaves no choice about, taken with one forward."""
+_GIVEN_WAY_SECONDS = 3e-3
+"""How long the loop stands still at a time, a third of a step."""
 
 
 class _Constrained:
@@ -77,10 +84,21 @@ class StructuredOutputs(SchedulerHook):
         self._compiler = GrammarCompiler(vocabulary)
         self._num_words = -(-vocab_size // _WORD)
         self._requests: dict[str, _Constrained] = {}
+        self._turns = Turns()
+        self._compile_share = TimeShare()
 
     def close(self) -> None:
         """Stop compiling."""
         self._compiler.close()
+
+    def give_way(self) -> None:
+        """Stand still between two steps, for a few milliseconds at a time, if a grammar is being
+        compiled: its threads and processes run only where a core is idle, and steps leave none."""
+        now = time.monotonic()
+        if self._compile_share.is_free(now) and self._compiler.is_busy:
+            self._compiler.wait(_GIVEN_WAY_SECONDS)
+            then = time.monotonic()
+            self._compile_share.spend(then - now, then)
 
     # ---------------------------------------------------------------- the scheduler's hook
 
@@ -106,7 +124,16 @@ class StructuredOutputs(SchedulerHook):
     def error_of(self, request: RequestView) -> str:
         return f"the grammar cannot be used: {self._requests[request.request_id].error}"
 
+    def clamp_tokens(self, request: RequestView, num_new_tokens: int) -> int:
+        if self._turns and not self._turns.may_go(request.request_id, time.monotonic()):
+            return 0
+        return num_new_tokens
+
+    def on_preempt(self, request: RequestView) -> None:
+        self._turns.remove(request.request_id)
+
     def on_finish(self, request: RequestView) -> bool:
+        self._turns.remove(request.request_id)
         constrained = self._requests.pop(request.request_id, None)
         if constrained is not None and constrained.matcher is None:
             source = constrained.source
@@ -118,6 +145,7 @@ class StructuredOutputs(SchedulerHook):
         """Name the requests of a step that need a mask."""
         if self._requests:
             step.grammar_request_ids = [r for r in step.samples if r in self._requests]
+            self._turns.note_step(step.num_scheduled_tokens)
 
     # ---------------------------------------------------------------- masks
 
@@ -141,19 +169,26 @@ class StructuredOutputs(SchedulerHook):
             constrained = self._requests[request_id]
             rows = bitmask[start : start + 1 + len(draft)]
             start += len(rows)
-            matcher = constrained.catch_up()
-            if matcher is not None:
-                _fill(matcher, rows[0])
-                if draft:
-                    matcher = matcher.deep_copy()
-                    _fill_behind(matcher, draft, rows)
-                if matcher.is_error():  # llguidance then wrote a mask of the end alone
-                    constrained.error = clean_error(matcher.get_error())
-                elif constrained.goes_on:
-                    self._drop_end(rows, constrained.request.engine_request.eos_token_ids)
+            began = time.thread_time()
+            self._fill_rows(constrained, rows, draft)
+            self._turns.note_cost(request_id, time.thread_time() - began, time.monotonic())
             if constrained.error:
                 failed[request_id] = f"the grammar cannot go on: {constrained.error}"
         return GrammarOutput(request_ids=ids, bitmask=bitmask), failed
+
+    def _fill_rows(self, constrained: _Constrained, rows: np.ndarray, draft: Sequence[int]) -> None:
+        """Write a request's masks to `rows` [1 + drafts, words]; or why there are none, to it."""
+        matcher = constrained.catch_up()
+        if matcher is None:
+            return
+        _fill(matcher, rows[0])
+        if draft:
+            matcher = matcher.deep_copy()
+            _fill_behind(matcher, draft, rows)
+        if matcher.is_error():  # llguidance then wrote a mask of the end alone
+            constrained.error = clean_error(matcher.get_error())
+        elif constrained.goes_on:
+            self._drop_end(rows, constrained.request.engine_request.eos_token_ids)
 
     def _drop_end(self, rows: np.ndarray, eos_token_ids: Sequence[int]) -> None:
         """Forbid the end in rows [n, words] that allow anything else."""
@@ -166,9 +201,12 @@ class StructuredOutputs(SchedulerHook):
 
     def forced_token_ids(self, request_ids: Iterable[str]) -> Mapping[str, list[int]]:
         """What must come next, where the masks leave one token, of those of the requests whose
-        grammar says so; as drafts, which are verified like any others."""
+        grammar says so; as drafts, which are verified like any others. Not where masks are costly:
+        every draft needs one."""
         forced: dict[str, list[int]] = {}
         for request_id in request_ids:
+            if request_id in self._turns:
+                continue
             constrained = self._requests.get(request_id)
             matcher = None if constrained is None else constrained.catch_up()
             if matcher is not None and not matcher.is_stopped():

@@ -2,22 +2,22 @@
 
 llguidance's limits bound what a grammar may become, not what its text may do to the compiler: five
 thousand rules in a row overflow a usual stack, tens of thousands of terminals within each other
-take minutes. So a grammar that nobody has compiled yet may kill this process, or make the kernel
+take minutes. So the process forks for every grammar, which may kill its fork, or make the kernel
 kill it for time or memory, and only its request fails. What compiles here compiles in the engine.
 
 Messages are msgpack after their length in 4 bytes, over standard input and output: a `Start` and an
-empty `Verdict`, then a `GrammarSource` and its `Verdict` in turn.
+empty `Verdict`, then a `Task` and its `Verdict` in turn.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
+import os
 import resource
+import signal
 import subprocess
 import sys
-import time
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -26,15 +26,19 @@ from octavo.structured.backend import (
     GrammarError,
     compile_text,
     native_text,
+    run_when_idle,
     start_compile_thread,
 )
 from octavo.structured.vocabulary import Vocabulary, sparse_tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 MAX_CPU_SECONDS = 3
 MAX_BYTES = 2 << 30
 """Address space of the process: its stack and libraries are a third of it."""
 
-_TOO_MUCH = f"it takes more than {MAX_CPU_SECONDS} s or {MAX_BYTES >> 30} GiB to compile"
+TOO_MUCH = f"it takes more than {MAX_CPU_SECONDS} s or {MAX_BYTES >> 30} GiB to compile"
 
 
 class Start(msgspec.Struct):
@@ -45,6 +49,13 @@ class Start(msgspec.Struct):
     eos_token_ids: list[int]
 
 
+class Task(msgspec.Struct):
+    """A grammar to be tried, for so many seconds of processor time."""
+
+    source: GrammarSource
+    cpu_seconds: float
+
+
 class Verdict(msgspec.Struct):
     """Whether a grammar compiles.
 
@@ -52,11 +63,13 @@ class Verdict(msgspec.Struct):
         text: the grammar as the engine is to compile it (`native_text`).
         num_bytes: memory that it took.
         error: why it does not compile.
+        is_late: it was not compiled when its time was over.
     """
 
     text: str = ""
     num_bytes: int = 0
     error: str | None = None
+    is_late: bool = False
 
 
 class Probe:
@@ -71,8 +84,8 @@ class Probe:
         )
         self._process: subprocess.Popen[bytes] | None = None
 
-    def check(self, source: GrammarSource) -> Verdict:
-        """Compile a grammar over there.
+    def check(self, source: GrammarSource, cpu_seconds: float) -> Verdict:
+        """Compile a grammar over there, in so much processor time.
 
         Raises:
             RuntimeError: the process does not start.
@@ -81,25 +94,25 @@ class Probe:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            _send(process.stdin, source)
+            _send(process.stdin, Task(source, cpu_seconds))
             data = _receive(process.stdout)
         except BrokenPipeError:
             data = None
         if data is None:
             self.close()
-            return Verdict(error=_TOO_MUCH)
+            return Verdict(error=TOO_MUCH)
         return msgspec.msgpack.decode(data, type=Verdict)
 
     def kill(self) -> None:
         """End what the process is at, from another thread."""
         if (process := self._process) is not None:
-            process.kill()
+            _kill(process)
 
     def close(self) -> None:
         """End the process. `check` starts another one."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            _kill(process)
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
                 with contextlib.suppress(BrokenPipeError):
@@ -112,8 +125,10 @@ class Probe:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
         )
+        # It stays in our session: in one of its own it would have a share of the processor of its
+        # own, as large as the engine's, whatever its priority (sched(7), autogroups).
+        run_when_idle(process.pid)
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -122,6 +137,14 @@ class Probe:
             self.close()
             raise RuntimeError("the process that tries grammars does not start")
         return process
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process and its fork."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):  # it has no group of its own yet
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
 
 
 def _send(pipe: IO[bytes], message: Any) -> None:
@@ -149,25 +172,41 @@ def _serve(source: IO[bytes], sink: IO[bytes]) -> None:
     tokenizer = sparse_tokenizer(start.vocab_size, start.special_tokens, start.eos_token_ids)
     _send(sink, Verdict())
     while (data := _receive(source)) is not None:
-        _limit_cpu()
-        before = _resident_bytes()
-        verdict = Verdict()
-        try:
-            verdict.text = native_text(msgspec.msgpack.decode(data, type=GrammarSource))
-            matcher = compile_text(tokenizer, verdict.text)
-            verdict.num_bytes = max(0, _resident_bytes() - before)
-            del matcher
-        except GrammarError as error:
-            verdict.error = str(error)
-        except MemoryError:
-            verdict.error = _TOO_MUCH
+        task = msgspec.msgpack.decode(data, type=Task)
+        fork = os.fork()
+        if not fork:
+            _try(tokenizer, task, sink)
+        _, status = os.waitpid(fork, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+            _send(sink, Verdict(is_late=True))
+        elif status:
+            _send(sink, Verdict(error=TOO_MUCH))
+
+
+def _try(tokenizer: LLTokenizer, task: Task, sink: IO[bytes]) -> NoReturn:
+    """Compile, tell, and end this process; when the time is over, the kernel does."""
+    found: list[Verdict] = []
+    signal.setitimer(signal.ITIMER_PROF, task.cpu_seconds)
+    start_compile_thread(lambda: found.append(_verdict(tokenizer, task.source))).join()
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    for verdict in found:
         _send(sink, verdict)
+    os._exit(not found)
 
 
-def _limit_cpu() -> None:
-    """The kernel ends the process when it has used so much more processor time."""
-    seconds = math.ceil(time.process_time()) + MAX_CPU_SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+def _verdict(tokenizer: LLTokenizer, source: GrammarSource) -> Verdict:
+    before = _resident_bytes()
+    verdict = Verdict()
+    try:
+        verdict.text = native_text(source)
+        matcher = compile_text(tokenizer, verdict.text)
+        verdict.num_bytes = max(0, _resident_bytes() - before)
+        del matcher
+    except GrammarError as error:
+        verdict.error = str(error)
+    except MemoryError:
+        verdict.error = TOO_MUCH
+    return verdict
 
 
 def _resident_bytes() -> int:
@@ -180,9 +219,10 @@ def _resident_bytes() -> int:
 
 def main() -> int:
     """Entry point of the process."""
+    os.setpgid(0, 0)  # Ctrl-C is not for it, and its fork can be killed with it
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    start_compile_thread(lambda: _serve(sys.stdin.buffer, sys.stdout.buffer)).join()
+    _serve(sys.stdin.buffer, sys.stdout.buffer)
     return 0
 
 

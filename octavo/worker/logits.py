@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from octavo.kernels.ops import Backend, Graph, StepInputs
 from octavo.sample.logprobs import HEAD_LIMITS
 from octavo.worker.step_batch import StepBatch
@@ -63,12 +61,14 @@ class StepForward:
 
     def parts(self, batch: StepBatch, result: ForwardResult) -> Iterator[tuple[slice, Any]]:
         """The logits rows of a step that has some, in parts, each valid until the next: which they
-        are, and the array of the tap that sampling reads. Rows of one request stay together."""
+        are, and the array of the tap that sampling reads."""
         if result.tap in result.taps:
             yield slice(0, len(batch.inputs.logit_rows)), result.taps[result.tap]
             return
         hidden_states = result.taps["hidden_states"]
-        for part in _parts(batch.num_logits, HEAD_LIMITS.max_logit_rows):
+        most = HEAD_LIMITS.max_logit_rows
+        for start in range(0, len(batch.inputs.logit_rows), most):
+            part = slice(start, start + most)
             x = self._backend.to_numpy(hidden_states[batch.inputs.logit_rows[part]])
             inputs = StepInputs.of_rows(len(x), {"hidden_states": x})
             inputs.outputs = [result.tap]
@@ -86,15 +86,3 @@ def _without_logits(inputs: StepInputs) -> StepInputs:
         logit_rows=inputs.logit_rows[:0],
         extra=inputs.extra,
     )
-
-
-def _parts(counts: np.ndarray, most: int) -> Iterator[slice]:
-    """Runs of whole requests, counts[i] rows each, of at most `most` rows as long as no single
-    request has more."""
-    start = end = 0
-    for count in counts.tolist():
-        if end > start and end + count - start > most:
-            yield slice(start, end)
-            start = end
-        end += count
-    yield slice(start, end)

@@ -99,7 +99,7 @@ class ModelRunner:
             self._prompt_logprobs,
             *self._pooling_states,
         )
-        self._failed: dict[str, str] = {}
+        self._failed: dict[str, tuple[str, str | None]] = {}  # why, and the field at fault
         self._pending: _Pending | None = None
 
     def execute_model(self, step: SchedulerOutput) -> None:
@@ -133,6 +133,7 @@ class ModelRunner:
         """The logits rows of a step, or a part of them."""
         return SampleBatch(
             rows=batch.logit_rows_of_state[part],
+            offsets=batch.logit_offsets[part],
             positions=batch.logit_positions[part],
             token_ids=self._state.token_ids,
             grammar=None if masks is None else masks.of(part),
@@ -155,9 +156,11 @@ class ModelRunner:
             self._add_pooled(batch, result.taps, output)
         output.sampled_token_ids = [tokens.get(r, []) for r in output.request_ids]
         if self._failed:
-            output.errors.update(
-                (r, self._failed[r]) for r in output.request_ids if r in self._failed
-            )
+            for request_id in output.request_ids:
+                if request_id in self._failed:
+                    output.errors[request_id], param = self._failed[request_id]
+                    if param is not None:
+                        output.error_params[request_id] = param
         for feature in self._features:
             feature.after_forward(pending.step, output)
         return output
@@ -239,9 +242,14 @@ class ModelRunner:
             for row_state in self._row_states:
                 row_state.remove_request(row)
 
-    def _fail(self, request_id: str, why: str) -> None:
+    def _fail(self, request_id: str, why: str, param: str | None = None) -> None:
+        """Take a request out of the batch.
+
+        Args:
+            param: its field that is at fault, if what it computed is sound all the same.
+        """
         self._remove(request_id)
-        self._failed[request_id] = why
+        self._failed[request_id] = (why, param)
 
     # ---------------------------------------------------------------- sampling
 
@@ -284,11 +292,11 @@ class ModelRunner:
                 self._state.truncate(request_id, int(batch.logit_positions[rows[-1]]) + 1)
             why = next((sampled.failed[r] for r in rows if r in sampled.failed), None)
             if why is not None:
-                self._fail(request_id, why)
+                param = None
                 if why == NOTHING_LEFT:
                     has_grammar = grammar is not None and request_id in grammar.request_ids
-                    field = "structured_outputs" if has_grammar else "allowed_token_ids"
-                    output.error_params[request_id] = field
+                    param = "structured_outputs" if has_grammar else "allowed_token_ids"
+                self._fail(request_id, why, param)
                 continue
             tokens[request_id] = token_ids[rows.start : rows.stop]
             if rows[0] in sampled.logprobs:

@@ -26,6 +26,7 @@ class StepBatch:
         sample_index: [S] index into `request_ids`, ascending.
         num_logits: [S] logits rows of each.
         logit_rows_of_state: [R] int64, row of the persistent batch.
+        logit_offsets: [R] int32, drafts of the same request before it.
         logit_positions: [R] int32, absolute position of the token that the row samples.
     """
 
@@ -35,6 +36,7 @@ class StepBatch:
     sample_index: np.ndarray
     num_logits: np.ndarray
     logit_rows_of_state: np.ndarray
+    logit_offsets: np.ndarray
     logit_positions: np.ndarray
 
 
@@ -50,6 +52,7 @@ class StepBatchBuilder:
     def __init__(self, *, max_tokens: int, max_requests: int) -> None:
         self._counting = np.arange(max(max_tokens, max_requests + 1), dtype=np.int32)
         self._ones = np.ones(max_requests, dtype=np.int64)
+        self._zeros = np.zeros(max_requests, dtype=np.int32)
         self._query_start = np.zeros(max_requests + 1, dtype=np.int32)
 
     def build(
@@ -85,6 +88,7 @@ class StepBatchBuilder:
             sample_index=index,
             num_logits=num_logits,
             logit_rows_of_state=token_rows[logit_rows],
+            logit_offsets=_offsets(num_logits),
             logit_positions=positions[logit_rows] + 1,
         )
 
@@ -106,6 +110,7 @@ class StepBatchBuilder:
             sample_index=index,
             num_logits=self._ones[:num_requests],
             logit_rows_of_state=rows,
+            logit_offsets=self._zeros[:num_requests],
             logit_positions=seq_lens,
         )
 
@@ -182,6 +187,12 @@ def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
     before = np.cumsum(counts, dtype=np.int32)
     total = int(before[-1]) if len(before) else 0
     return np.repeat(ends - before, counts) + np.arange(total, dtype=np.int32)
+
+
+def _offsets(counts: np.ndarray) -> np.ndarray:
+    """0 … counts[i]-1 for every i, in a row: int32."""
+    ends = counts.astype(np.int32)
+    return _last_rows(ends, ends)
 
 
 def _write_drafts(

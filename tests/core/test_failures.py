@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.contracts.messages import FinishReason
-from octavo.contracts.step import RunnerOutput
+from octavo.contracts.step import RunnerOutput, SchedulerOutput
 from tests.core.fake_worker import FakeCore
 
 
@@ -74,6 +74,33 @@ def test_what_was_hashed_when_its_owner_went_is_not_found_either() -> None:
     core.run()
     assert core.answers["next"].num_cached_tokens == 16
     assert core.answers["next"].token_ids == core.expected("next")[0]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_who_contradicts_itself_restarts_nobody(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had no token to choose from: what it computed is as good as any."""
+    core = FakeCore(depth=depth, budget=256)
+
+    def without_a_token(step: SchedulerOutput) -> RunnerOutput:
+        output = execute(step)
+        if "bad" in step.samples:
+            output.sampled_token_ids[output.request_ids.index("bad")] = []
+            output.errors["bad"], output.error_params["bad"] = "nothing left", "bad_words"
+        return output
+
+    execute = core.worker.execute
+    monkeypatch.setattr(core.worker, "execute", without_a_token)
+    core.add("bad", [1] * 40, max_tokens=3)
+    core.add("shares", [1] * 60, max_tokens=30, ignore_eos=True)
+    core.run()
+    assert core.answers["bad"].outputs[-1].error_param == "bad_words"
+    assert core.answers["shares"].token_ids == core.expected("shares")[0]
+    core.add("next", [1] * 40, max_tokens=3)
+    core.run()
+    assert core.answers["next"].num_cached_tokens == 32
+    assert core.scheduler.stats().num_preemptions == 0
 
 
 def test_a_repeated_error_restarts_nobody_again() -> None:

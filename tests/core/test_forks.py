@@ -146,7 +146,7 @@ def test_ended_parents_hold_nothing_and_are_few() -> None:
         core.add(f"{i}", [i + 1] * 20, max_tokens=1, leaves_fork_source=True)
         core.run()
     assert core.scheduler.stats().num_used_blocks == 0
-    assert list(core.scheduler._left) == ["5", "6", "7", "8"]
+    assert list(core.scheduler._forks._left) == ["5", "6", "7", "8"]
     core.add("early", [7] * 21, max_tokens=1, fork_of="6")  # its parent's blocks are others' now
     core.add("late", [9] * 21, max_tokens=1, fork_of="8")
     core.run()

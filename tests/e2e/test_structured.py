@@ -18,6 +18,7 @@ import pytest
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.structured_outputs import GrammarSource, StructuredOutputsParams
 from octavo.entrypoints.llm import LLM
+from octavo.structured import turns
 from octavo.structured.manager import StructuredOutputs
 from octavo.structured.probe import Probe, Verdict
 from tests.e2e.lab import TINY_VOCAB, Answer, Ask, Lab, answers_of
@@ -123,6 +124,31 @@ def test_together(tiny_path: Path, alone: dict[str, list[Answer]], options: dict
             assert any("json" in name for name in lab.preempted.counts)
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+def test_resting_changes_no_answer(
+    tiny_path: Path, alone: dict[str, list[Answer]], depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every mask counts as costly: one request with a grammar at a time, and those without."""
+    rested: list[str] = []
+
+    def may_go(self: turns.Turns, request_id: str, now: float) -> bool:
+        if goes := might_go(self, request_id, now):
+            return goes
+        rested.append(request_id)
+        return False
+
+    might_go = turns.Turns.may_go
+    monkeypatch.setattr(turns.Turns, "may_go", may_go)
+    monkeypatch.setattr(turns, "COSTLY_SECONDS", -1.0)
+    monkeypatch.setattr(turns, "MAX_SHARE", 0.002)
+    some = [ask for ask in asks() if ask.params.n == 1][:12]
+    options: dict[str, Any] = {"pipeline_depth": depth, "num_threads": 1, "max_model_len": 128}
+    with closing(Lab(tiny_path, dtype="float32", **options)) as lab:
+        for name, output in lab.run(some).items():
+            assert answers_of(output) == alone[name]
+    assert len(set(rested)) > 5
+
+
 def test_jumping_takes_fewer_steps(tiny_path: Path, alone: dict[str, list[Answer]]) -> None:
     ask = next(a for a in asks() if a.name == "compact-drawn")
     with closing(Lab(tiny_path, dtype="float32", num_threads=1, max_model_len=128)) as lab:
@@ -139,9 +165,9 @@ def test_others_go_on_while_a_grammar_is_compiled(
     """To their ends, and to those of others that came later."""
     gate = threading.Event()
 
-    def check(self: Probe, source: GrammarSource) -> Verdict:
+    def check(self: Probe, source: GrammarSource, cpu_seconds: float) -> Verdict:
         assert gate.wait(30)
-        return checked(self, source)
+        return checked(self, source, cpu_seconds)
 
     checked = Probe.check
     monkeypatch.setattr(Probe, "check", check)

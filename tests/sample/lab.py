@@ -73,14 +73,20 @@ def batch_of(
     """The logits rows of all requests in their order, those for drafts included."""
     drafts = drafts or {}
     token_ids = np.zeros((NUM_ROWS, MAX_LEN), dtype=np.int32)
-    rows, positions = [], []
+    rows, offsets, positions = [], [], []
     for row, request in requests.items():
         known = [*request.token_ids, *drafts.get(row, ())]
         token_ids[row, : len(known)] = known
         for position in range(len(request.token_ids), len(known) + 1):
             rows.append(row)
+            offsets.append(position - len(request.token_ids))
             positions.append(position)
-    return SampleBatch(rows=np.array(rows), positions=np.array(positions), token_ids=token_ids)
+    return SampleBatch(
+        rows=np.array(rows),
+        offsets=np.array(offsets),
+        positions=np.array(positions),
+        token_ids=token_ids,
+    )
 
 
 def make_sampler(backend: Any, requests: Mapping[int, NewRequestData], **options: Any) -> Sampler:

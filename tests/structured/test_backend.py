@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 
 import pytest
@@ -36,3 +38,18 @@ def test_the_compile_thread_has_a_deep_stack() -> None:
     start_compile_thread(lambda: done.append(matcher_of(source))).join()
     assert follows(done[0], b"x")
     assert threading.stack_size() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
+def test_the_compile_thread_runs_where_a_core_is_idle() -> None:
+    seen = []
+
+    def look() -> None:
+        seen.append((os.sched_getscheduler(0), os.sched_getaffinity(0)))
+
+    cores = os.sched_getaffinity(0)
+    start_compile_thread(look).join()
+    ((policy, allowed),) = seen
+    assert policy == os.SCHED_IDLE
+    assert allowed == (cores - {min(cores)} or cores)
+    assert os.sched_getaffinity(0) == cores

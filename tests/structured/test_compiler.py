@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import ClassVar
 
 import pytest
@@ -12,21 +13,28 @@ import pytest
 from octavo.contracts.structured_outputs import GrammarSource
 from octavo.structured import compiler as module
 from octavo.structured.compiler import Compiled, GrammarCompiler
-from octavo.structured.probe import Probe, Verdict
+from octavo.structured.probe import MAX_CPU_SECONDS, Probe, Verdict
 from octavo.structured.vocabulary import Vocabulary
 from tests.structured.lab import vocabulary
 
 
 class _Probe(Probe):
-    """Says yes at once, and what it was asked; waits for `gate` first."""
+    """Says yes at once, and what it was asked; waits for `gate` first. Sources in `costly` need the
+    last try, and that waits for `costly_gate`."""
 
     asked: ClassVar[list[GrammarSource]]
     gate: ClassVar[threading.Event]
+    costly_gate: ClassVar[threading.Event]
+    costly: ClassVar[Container[GrammarSource]]
     num_bytes = 1
 
-    def check(self, source: GrammarSource) -> Verdict:
+    def check(self, source: GrammarSource, cpu_seconds: float) -> Verdict:
         assert self.gate.wait(10)
         self.asked.append(source)
+        if source in self.costly:
+            if cpu_seconds < MAX_CPU_SECONDS:
+                return Verdict(is_late=True)
+            assert self.costly_gate.wait(10)
         text = f"start: /{source.text}/" if source.kind == "regex" else source.text
         return Verdict(text=text, num_bytes=self.num_bytes)
 
@@ -36,8 +44,11 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> type[_Probe]:
     class Fresh(_Probe):
         asked: ClassVar[list[GrammarSource]] = []
         gate = threading.Event()
+        costly_gate = threading.Event()
+        costly: ClassVar[Container[GrammarSource]] = ()
 
     Fresh.gate.set()
+    Fresh.costly_gate.set()
     monkeypatch.setattr(module, "Probe", Fresh)
     return Fresh
 
@@ -47,6 +58,7 @@ def compiler(probe: type[_Probe]) -> Iterator[GrammarCompiler]:
     made = GrammarCompiler(vocabulary)
     yield made
     probe.gate.set()
+    probe.costly_gate.set()
     made.close()
 
 
@@ -90,6 +102,34 @@ def test_short_ones_first_and_none_that_nobody_waits_for(
     wait_for(compiler, sources[1])
     assert probe.asked[-2:] == [sources[3], sources[1]]
     assert sources[2] not in probe.asked
+
+
+def test_no_grammar_waits_for_costly_ones(compiler: GrammarCompiler, probe: type[_Probe]) -> None:
+    """24 that take their time, shorter than one that does not: it is there before any of them."""
+    costly = [regex(f"{i:02}") for i in range(24)]
+    probe.costly = costly
+    probe.costly_gate.clear()
+    for source in costly:
+        compiler.result(source)
+    while probe.asked.count(costly[0]) < len(module.CPU_SECONDS):  # the first one's last try
+        time.sleep(0.001)
+    assert wait_for(compiler, regex("an honest one")).matcher is not None
+    assert not any(compiler.result(source) for source in costly)
+    assert compiler.is_busy
+    probe.costly_gate.set()
+    compiler.wait(30)
+    assert not compiler.is_busy
+    assert all(compiler.result(source) for source in costly)
+    assert len(probe.asked) == len(module.CPU_SECONDS) * len(costly) + 1
+
+
+def test_who_needs_more_than_the_last_try_fails(
+    compiler: GrammarCompiler, probe: type[_Probe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CPU_SECONDS", (1, 2))
+    probe.costly = [regex("a")]
+    assert "more than 3 s" in wait_for(compiler, regex("a")).error
+    assert probe.asked == [regex("a")] * 2
 
 
 def test_the_least_recently_used_go(
@@ -154,13 +194,19 @@ def test_nothing_is_compiled_after_the_end(compiler: GrammarCompiler) -> None:
 
 
 def test_the_end_waits_for_no_hostile_grammar() -> None:
-    """The process that tries it is killed."""
+    """The process that tries it is killed, and its fork too."""
     terminals = "\n".join(f'A{i}: A{i + 1} "y"' for i in range(9000))
     compiler = GrammarCompiler(vocabulary)
     wait_for(compiler, regex("a"))
-    assert compiler._probe is not None
-    process = compiler._probe._process
+    process = compiler._probes[0]._process
     assert process is not None
     compiler.result(GrammarSource("lark", f'start: A0\n{terminals}\nA9000: "x"'))
     compiler.close()
     assert process.poll() is not None
+    for _ in range(1000):
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.01)  # an orphan is somebody else's to be taken away
+    raise AssertionError("its fork lives")

@@ -17,6 +17,7 @@ from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.step import SchedulerOutput
 from octavo.contracts.structured_outputs import GrammarSource
 from octavo.structured.manager import StructuredOutputs
+from octavo.structured.turns import MAX_SHARE
 from tests.engine.fakes import EOS
 from tests.structured.lab import vocabulary
 
@@ -165,6 +166,73 @@ class TestMasks:
         assert not (grammar.bitmask[1] == -1).all()
         for request in (greedy, calm):
             manager.on_finish(request)
+
+
+class TestCostlyMasks:
+    def test_rest_beside_others(
+        self, manager: StructuredOutputs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A second of processor time for every mask, on a clock that stands still."""
+        costly, plain = View("a", FLAG), View("plain", None)
+        admitted(manager, costly)
+        ticks = iter(range(1000))
+        monkeypatch.setattr(time, "thread_time", lambda: next(ticks))
+        now = time.monotonic() + 1000
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        for others, left in (((), 1), (("plain",), 0)):
+            step = step_of(manager, "a", *others)
+            manager.masks(step)
+            step.num_scheduled_tokens = dict.fromkeys(step.samples, 1)
+            manager.build_step_meta(step)
+            assert manager.clamp_tokens(costly, 1) == left
+            assert manager.clamp_tokens(plain, 7) == 7
+        assert not manager.forced_token_ids(["a"])
+        monkeypatch.setattr(time, "monotonic", lambda: now + 1000)
+        assert manager.clamp_tokens(costly, 1) == 1
+        manager.on_finish(costly)
+        assert not manager._turns
+
+    def test_preempted_ones_have_no_turn(
+        self, manager: StructuredOutputs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        requests = [View(name, FLAG) for name in "ab"]
+        for request in requests:
+            admitted(manager, request)
+        ticks = iter(range(1000))
+        monkeypatch.setattr(time, "thread_time", lambda: next(ticks))
+        manager.masks(step_of(manager, "a", "b"))
+        step = step_of(manager, "a", "b", "plain")
+        step.num_scheduled_tokens = dict.fromkeys(["a", "b", "plain"], 1)
+        manager.build_step_meta(step)
+        monkeypatch.setattr(time, "monotonic", lambda: 1e9)
+        assert [manager.clamp_tokens(r, 1) for r in requests] == [1, 0]
+        manager.on_preempt(requests[0])
+        assert [manager.clamp_tokens(r, 1) for r in requests] == [1, 1]
+        for request in requests:
+            manager.on_finish(request)
+
+
+def test_it_gives_way_to_compiling(
+    manager: StructuredOutputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While there is something to compile, and not all the time."""
+    waits: list[float] = []
+    now = [time.monotonic()]
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(manager._compiler, "wait", wait)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for is_busy in (False, True):
+        began = now[0]
+        monkeypatch.setattr(type(manager._compiler), "is_busy", is_busy)
+        for _ in range(1000):
+            manager.give_way()
+            now[0] += 0.001
+        assert bool(waits) == is_busy
+    assert 0.8 * MAX_SHARE < sum(waits) / (now[0] - began) < MAX_SHARE + 0.01
 
 
 class TestForcedTokens:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,17 +23,17 @@ from octavo.contracts.step import (
 from octavo.errors import ModelError
 from tests.worker.toy import (
     BLOCK,
+    GREEDY,
     POISON,
     VOCAB,
-    Toy,
     ToyRequest,
     ToyScheduler,
+    check,
     generate_alone,
     make_toy,
-    prompt_logprobs_alone,
+    run_step,
+    run_to_end,
 )
-
-GREEDY = SamplingParams(temperature=0.0)
 
 
 def any_params(rng: random.Random) -> SamplingParams:
@@ -64,54 +63,6 @@ def any_request(rng: random.Random, name: str) -> ToyRequest:
         stop_ids=tuple(rng.sample(range(VOCAB - 2), rng.randint(0, 4))),
         bad_words=rng.choice([(), (), ((7,), (9,)), ((5, 7), (7, 9, 11), (3, 3))]),
     )
-
-
-def check(request: ToyRequest) -> None:
-    """What the request got is what it gets alone."""
-    ids, logprobs = generate_alone(
-        request.prompt,
-        request.params,
-        len(request.output),
-        sample_index=request.sample_index,
-        stop_ids=request.stop_ids,
-        bad_words=request.bad_words,
-    )
-    assert request.output == ids
-    assert len(request.logprobs) == len(logprobs)
-    for got, want in zip(request.logprobs, logprobs):
-        np.testing.assert_array_equal(got.token_ids, want.token_ids)
-        np.testing.assert_array_equal(got.logprobs, want.logprobs)
-        np.testing.assert_array_equal(got.ranks, want.ranks)
-    k = request.params.prompt_logprobs
-    for position, got in request.prompt_logprobs:
-        assert k is not None
-        want = prompt_logprobs_alone(request.prompt, k, position)
-        np.testing.assert_array_equal(got.token_ids, want.token_ids)
-        np.testing.assert_array_equal(got.logprobs, want.logprobs)
-        np.testing.assert_array_equal(got.ranks, want.ranks)
-    if k is not None and request.output:
-        found = {position for position, _ in request.prompt_logprobs}
-        assert found == set(range(1, len(request.prompt)))
-
-
-def run_step(toy: Toy, scheduler: ToyScheduler, wishes: dict[str, int]) -> SchedulerOutput:
-    step = scheduler.schedule(wishes)
-    toy.runner.execute_model(step)
-    output = toy.runner.sample_tokens(None)
-    scheduler.submitted(step, lambda: output)
-    return step
-
-
-def run_to_end(toy: Toy, requests: Sequence[ToyRequest], num_tokens: int) -> None:
-    """All of them from now on, together, one step at a time."""
-    scheduler = ToyScheduler(1, 64)
-    for request in requests:
-        scheduler.add(request)
-        scheduler.admit(request.request_id)
-    while any(len(r.output) < num_tokens and r.error is None for r in requests):
-        wishes = {r: 64 // len(requests) for r in scheduler.running}
-        run_step(toy, scheduler, wishes)
-        scheduler.collect()
 
 
 @settings(max_examples=60, deadline=None)
@@ -533,33 +484,3 @@ def test_warm_up_finds_a_broken_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toy.graph, "replay", lambda step: {"argmax": nothing})
     with pytest.raises(ModelError, match=r"cannot run a single token: .* not finite .* damaged"):
         toy.runner.warm_up()
-
-
-class TestParts:
-    """Steps with more logits rows than the forward's buffers hold."""
-
-    @pytest.mark.parametrize("max_logit_rows", [1, 3, 64])
-    @pytest.mark.parametrize(
-        "params", [GREEDY, SamplingParams(temperature=1.0, seed=5, logprobs=2)]
-    )
-    def test_give_the_same(self, max_logit_rows: int, params: SamplingParams) -> None:
-        toy = make_toy(max_num_seqs=6, max_logit_rows=max_logit_rows)
-        requests = [ToyRequest(f"r{i}", [i + 1, 2, 3], params) for i in range(6)]
-        run_to_end(toy, requests, 5)
-        for request in requests:
-            check(request)
-
-    def test_the_best_is_enough_where_all_rows_are_greedy(self) -> None:
-        """Not where one of them is not, or asks for log probabilities, or is edited."""
-        for other, tap in (
-            (GREEDY, "argmax"),
-            (SamplingParams(temperature=0.5, seed=1), "logits"),
-            (SamplingParams(temperature=0.0, seed=1, logprobs=0), "logits"),
-            (SamplingParams(temperature=0.0, seed=1, logit_bias={3: 1.0}), "logits"),
-        ):
-            toy = make_toy(max_num_seqs=2)
-            requests = [ToyRequest("a", [1, 2], GREEDY), ToyRequest("b", [2, 3], other)]
-            run_to_end(toy, requests, 4)
-            assert {tuple(step.outputs or ()) for step in toy.graph.steps} == {(tap,)}
-            for request in requests:
-                check(request)

@@ -81,6 +81,7 @@ def batch_of(parts: list[tuple[int, int, int]]) -> tuple[np.ndarray, StepBatch]:
         sample_index=nothing,
         num_logits=nothing,
         logit_rows_of_state=nothing,
+        logit_offsets=nothing,
         logit_positions=nothing,
     )
     return hidden, batch

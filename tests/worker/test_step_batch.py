@@ -35,7 +35,7 @@ def test_equals_the_naive_batch(requests) -> None:
     )
     step = SchedulerOutput(step_id=0)
     tokens, positions, starts, lens, logit_rows = [], [], [0], [], []
-    sampled, of_state, sampled_positions, slots = [], [], [], ([], [])
+    sampled, of_state, offsets, sampled_positions, slots = [], [], [], [], ([], [])
     state.add_request(NewRequestData(
         request_id="idle", token_ids=[1], num_prompt_tokens=1, block_ids=([1], [1]),
         num_computed_tokens=0,
@@ -62,6 +62,7 @@ def test_equals_the_naive_batch(requests) -> None:
             for back in reversed(range(1 + len(draft))):
                 logit_rows.append(len(tokens) - 1 - back)
                 of_state.append(row)
+                offsets.append(len(draft) - back)
                 sampled_positions.append(positions[-1 - back] + 1)
     state.apply_staged_writes()
     builder = StepBatchBuilder(max_tokens=256, max_requests=6)
@@ -77,6 +78,7 @@ def test_equals_the_naive_batch(requests) -> None:
     assert batch.sample_index.tolist() == sampled
     assert batch.num_logits.tolist() == [1 + len(requests[i][3]) for i in sampled]
     assert batch.logit_rows_of_state.tolist() == of_state
+    assert batch.logit_offsets.tolist() == offsets
     assert batch.logit_positions.tolist() == sampled_positions
     for i, (known, _, _, draft, _) in enumerate(requests):  # before a token come the drafts too
         row = state.rows[f"r{i}"]

@@ -28,6 +28,7 @@ from tests.sample.twin import TwinSampling
 
 VOCAB = 32
 BLOCK = 16
+GREEDY = SamplingParams(temperature=0.0)
 POISON = VOCAB - 1
 """A token after which logits are NaN."""
 
@@ -448,3 +449,51 @@ class ToyScheduler:
         request.blocks = []
         if request.request_id in self._new:
             self._new.remove(request.request_id)
+
+
+def check(request: ToyRequest) -> None:
+    """What the request got is what it gets alone."""
+    ids, logprobs = generate_alone(
+        request.prompt,
+        request.params,
+        len(request.output),
+        sample_index=request.sample_index,
+        stop_ids=request.stop_ids,
+        bad_words=request.bad_words,
+    )
+    assert request.output == ids
+    assert len(request.logprobs) == len(logprobs)
+    for got, want in zip(request.logprobs, logprobs):
+        np.testing.assert_array_equal(got.token_ids, want.token_ids)
+        np.testing.assert_array_equal(got.logprobs, want.logprobs)
+        np.testing.assert_array_equal(got.ranks, want.ranks)
+    k = request.params.prompt_logprobs
+    for position, got in request.prompt_logprobs:
+        assert k is not None
+        want = prompt_logprobs_alone(request.prompt, k, position)
+        np.testing.assert_array_equal(got.token_ids, want.token_ids)
+        np.testing.assert_array_equal(got.logprobs, want.logprobs)
+        np.testing.assert_array_equal(got.ranks, want.ranks)
+    if k is not None and request.output:
+        found = {position for position, _ in request.prompt_logprobs}
+        assert found == set(range(1, len(request.prompt)))
+
+
+def run_step(toy: Toy, scheduler: ToyScheduler, wishes: dict[str, int]) -> SchedulerOutput:
+    step = scheduler.schedule(wishes)
+    toy.runner.execute_model(step)
+    output = toy.runner.sample_tokens(None)
+    scheduler.submitted(step, lambda: output)
+    return step
+
+
+def run_to_end(toy: Toy, requests: Sequence[ToyRequest], num_tokens: int) -> None:
+    """All of them from now on, together, one step at a time."""
+    scheduler = ToyScheduler(1, 64)
+    for request in requests:
+        scheduler.add(request)
+        scheduler.admit(request.request_id)
+    while any(len(r.output) < num_tokens and r.error is None for r in requests):
+        wishes = {r: 64 // len(requests) for r in scheduler.running}
+        run_step(toy, scheduler, wishes)
+        scheduler.collect()

@@ -154,6 +154,7 @@ class Bench:
         rows = np.arange(self._options.num_rows, dtype=np.int32)
         return SampleBatch(
             rows=rows,
+            offsets=np.zeros_like(rows),
             positions=np.full(len(rows), self._options.num_tokens),
             token_ids=self._workload.token_ids,
             grammar=MaskedRows(rows=rows, bitmask=self._workload.bitmask) if has_bitmask else None,

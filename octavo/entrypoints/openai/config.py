@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from octavo.config.sections import option
-from octavo.engine.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, parser_names
 from octavo.errors import ConfigError, shown
 from octavo.log import LogFormat
 
@@ -151,8 +150,11 @@ class ServerConfig:
                 f"otlp_traces_endpoint={shown(endpoint)} must be a URL, as "
                 "http://localhost:4318/v1/traces"
             )
-        _check_parser("tool_call_parser", self.tool_call_parser, TOOL_FORMATS)
-        _check_parser("reasoning_parser", self.reasoning_parser, REASONING_FORMATS)
+        if self.tool_call_parser is not None or self.reasoning_parser is not None:
+            from octavo.engine.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+
+            _check_parser("tool_call_parser", self.tool_call_parser, TOOL_FORMATS)
+            _check_parser("reasoning_parser", self.reasoning_parser, REASONING_FORMATS)
         if self.enable_auto_tool_choice and self.tool_call_parser == NO_PARSER:
             raise ConfigError("enable_auto_tool_choice needs a tool_call_parser; it is 'none'")
         if self.log_level not in LogLevel.__args__:  # type: ignore[attr-defined]
@@ -192,6 +194,8 @@ def _check_cors(config: ServerConfig) -> None:
 
 
 def _check_parser(option: str, name: str | None, table: Mapping[str, object]) -> None:
+    from octavo.engine.parsers.formats import parser_names
+
     names = [*parser_names(table), NO_PARSER]
     if name is not None and name not in names:
         raise ConfigError(f"{option}={shown(name)} must be one of {', '.join(names)}")

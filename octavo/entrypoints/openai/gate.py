@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import uuid
@@ -26,6 +27,9 @@ OPEN_PATHS = frozenset({"/health", "/", "/dashboard"})
 OPEN_FOLDER = "/static/"
 """What the web pages are made of. All other paths, known or not, need a key where the server has
 any."""
+
+POLLED_PATHS = frozenset({"/v1/engine/state"})
+"""Asked twice a second by every dashboard: logged at level debug where all went well."""
 
 KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 
@@ -116,7 +120,9 @@ class Gate:
         server.http_seconds_of(record.route).observe(seconds)
         if server.tracing is not None:
             server.tracing.export(record)
-        logger.info(
+        is_poll = record.route in POLLED_PATHS and record.status == 200
+        logger.log(
+            logging.DEBUG if is_poll else logging.INFO,
             "%s %s %s %.3fs %s%s",
             scope["method"],
             shown(scope["path"]),

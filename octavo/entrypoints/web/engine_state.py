@@ -12,6 +12,7 @@ from starlette.responses import Response
 from octavo.contracts.engine_view import EngineView
 from octavo.contracts.kv_spec import BLOCK_SIZE, MemoryPlan
 from octavo.entrypoints.openai.api_route import APIRoute
+from octavo.entrypoints.web.encoding import takes_gzip
 from octavo.entrypoints.web.feed import Feed
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ async def engine_state(call: Call) -> Response:
     )
     body = msgspec.json.encode(state)
     headers = {"content-type": "application/json", "cache-control": "no-store"}
-    if len(body) >= _MIN_GZIP_BYTES and "gzip" in call.header("accept-encoding"):
+    if len(body) >= _MIN_GZIP_BYTES and takes_gzip(call.header("accept-encoding")):
         body = gzip.compress(body, 1)
         headers["content-encoding"] = "gzip"
     return Response(body, headers=headers)

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.web.assets import load_assets
+from octavo.entrypoints.web.encoding import takes_gzip
 
 if TYPE_CHECKING:
     from octavo.entrypoints.openai.endpoint import Call
@@ -25,7 +26,7 @@ async def page(call: Call) -> Response:
         raise HTTPException(404)
     if asset.etag in call.header("if-none-match"):
         return Response(status_code=304, headers=asset.headers)
-    if "gzip" in call.header("accept-encoding"):
+    if takes_gzip(call.header("accept-encoding")):
         return Response(asset.gzipped, headers=asset.headers | {"content-encoding": "gzip"})
     return Response(asset.body, headers=asset.headers)
 

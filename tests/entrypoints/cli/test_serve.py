@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from octavo.entrypoints.cli.serve import seconds_since_process_start
+from octavo.entrypoints.openai.banner import seconds_since_process_start
 from tests.tiny_model import write_tiny_llama
 
 ROOT = Path(__file__).parents[3]

@@ -18,7 +18,7 @@ from tests.tiny_model import write_tiny_llama
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     model = write_tiny_llama(tmp_path_factory.mktemp("model"))
-    with fake_server(model, "--fake-step-time", "0.02") as s:
+    with fake_server(model, "--fake-step-time", "0.04") as s:
         yield s
 
 

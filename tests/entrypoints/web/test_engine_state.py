@@ -50,11 +50,8 @@ def state(server: Live, query: str = "") -> dict[str, Any]:
 def test_what_a_load_looks_like(server: Live) -> None:
     """Tokens of all steps are those of the requests; places and blocks are those of the pool."""
     first = state(server)["view"]
-    shared = list(range(1, 50))
-    bodies = [
-        {"prompt": [*shared, i], "max_tokens": 60, "ignore_eos": True, "user": SECRET}
-        for i in range(5)
-    ]
+    prompts = [f"{SECRET} {SECRET} number {i}" for i in range(5)]  # a token per character
+    bodies = [{"prompt": p, "max_tokens": 60, "ignore_eos": True, "user": SECRET} for p in prompts]
 
     async def run() -> list[dict[str, Any]]:
         posts = [asyncio.ensure_future(server.apost("/v1/completions", b)) for b in bodies]
@@ -85,7 +82,7 @@ def test_what_a_load_looks_like(server: Live) -> None:
     counts = np.array([e[1:4] for s in view["steps"] for e in s[6]])
     cached = view["stats"]["prefix_hits"] - first["stats"].get("prefix_hits", 0)
     assert cached > 0
-    assert counts[:, 0].sum() == 5 * 50 - cached
+    assert counts[:, 0].sum() == sum(map(len, prompts)) - cached
     assert counts[:, 1].sum() == 5 * 59  # each one's last token is never computed
     assert view["steps"][-1][5] == view["stats"]["generation_tokens"]
     assert len({e[0] for s in view["steps"] for e in s[6]}) == 5
@@ -136,6 +133,16 @@ async def test_large_pools_are_sent_small() -> None:
         assert len(plain.body) < 1_000_000
         assert len(packed.body) < 10_000
         assert json.loads(gzip.decompress(packed.body))["view"]["blocks"]["num_blocks"] == 100_000
+
+
+async def test_looking_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with serving() as s:
+        await s.get("/v1/engine/state")
+        await s.get("/v1/engine/state?block=x")
+    lines = [r.getMessage() for r in caplog.records if "engine/state" in r.getMessage()]
+    assert len(lines) == 1
+    assert " 400 " in lines[0]
 
 
 async def test_a_dead_engine() -> None:

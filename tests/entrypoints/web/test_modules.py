@@ -231,6 +231,27 @@ def test_latencies_and_throughput(page: Any) -> None:
     assert module(page, "engine_state", "m.percentile([1, 2, 3, 4], 0.5)") == 2
 
 
+def test_what_nobody_saw_is_not_made_up(page: Any) -> None:
+    """After half a minute without a look there is neither a latency nor a speed across the gap."""
+    views = [
+        {"now": 10.0, "requests": [], "steps": []},
+        {"now": 10.5, "requests": [{"index": 0, "arrival": 10.1}],
+         "steps": [[0, 10.1, 10.2, 1, 0, 1, [[0, 8, 0, 0, True]]]]},
+        {"now": 40.0, "requests": [{"index": 0, "arrival": 10.1}, {"index": 1, "arrival": 30.0}],
+         "steps": [[500, 39.0, 39.5, 2, 0, 901, [[0, 0, 1, 0, True], [1, 0, 1, 0, True]]],
+                   [501, 39.5, 39.75, 2, 0, 903, [[0, 0, 1, 0, True], [1, 0, 1, 0, True]]]]},
+    ]  # fmt: skip
+    body = """(() => {
+        const history = new m.History();
+        argument.forEach(view => history.add(view));
+        return [history.latencies(40, true), history.latencies(40, false), history.throughput(40)];
+    })()"""
+    first, between, throughput = module(page, "engine_state", body, views)
+    assert [row[0] for row in first if row[0]] == [pytest.approx(0.1)] * 5
+    assert {row[0] for row in between} == {None, 0.25}
+    assert sum(row[0] for row in throughput) == 1 + 2
+
+
 def test_a_small_probability_has_the_last_colour(page: Any) -> None:
     shades = module(page, "tokens", "argument.map(m.shade)", [1, 0.9, 0.89, 0.3, 0.1, 0.09, 0])
     assert shades == [4, 4, 3, 2, 1, 0, 0]

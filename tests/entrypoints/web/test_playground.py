@@ -120,6 +120,7 @@ def test_stop_edit_and_again(page: Any) -> None:
     page.wait_for_selector(".message.assistant:has-text('first0') .facts:not(:empty)")
     assert page.locator(".message").count() == 2
     page.get_by_role("button", name="Again").click()
+    assert page.evaluate("document.activeElement.id") == "send"
     page.wait_for_selector(".message.assistant:has-text('first0') .facts:not(:empty)")
     assert page.locator(".message").count() == 2
 
@@ -171,6 +172,35 @@ def test_a_conversation_too_long(chromium: Any, server: Running) -> None:
         page.press("#prompt", "Enter")
         page.wait_for_selector(".notice")
         assert "too long for this model" in page.locator(".notice").inner_text()
+
+
+def test_a_stream_that_breaks_off_is_told(page: Any) -> None:
+    event = {"choices": [{"index": 0, "delta": {"content": "half an ans"}}]}
+    body = f"data: {json.dumps(event)}\n\n"
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=200, content_type="text/event-stream", body=body),
+    )
+    page.fill("#prompt", "SAY:x")
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".notice")
+    assert page.locator(".content").inner_text() == "half an ans"
+    assert "broke off" in page.locator(".notice").inner_text()
+
+
+def test_what_is_deleted_stays_deleted(page: Any) -> None:
+    """Also where its answer was still coming."""
+    page.fill("#prompt", "count")
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".message.assistant .content p")
+    page.locator(".conversation .more").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.wait_for_selector(".welcome")
+    page.wait_for_timeout(100)
+    page.reload()
+    page.wait_for_selector("body[data-ready]")
+    assert page.locator(".conversation").count() == 0
 
 
 def test_conversations(page: Any, tmp_path: Path) -> None:
@@ -276,6 +306,8 @@ def test_languages_themes_and_a_phone(chromium: Any, server: Running) -> None:
         screenshot(page, "playground-zh-dark-phone")
         page.keyboard.press("Escape")
         assert page.locator("#parameters").is_hidden()
+        focused = "document.activeElement.getAttribute('aria-controls')"
+        assert page.evaluate(focused) == "parameters", "the focus goes back to where it came from"
         page.set_viewport_size({"width": 1280, "height": 860})
         screenshot(page, "playground-zh-dark")
         page.click("#theme")

@@ -1,6 +1,6 @@
 // One answer of the model: the request's body, and the message that its events make.
 
-import { call, streamError } from "./api.js";
+import { ApiError, call, streamError } from "./api.js";
 import { eventsOf } from "./sse.js";
 
 /** The messages as the server wants them. */
@@ -47,6 +47,7 @@ export async function streamAnswer(body, message, { signal, changed }) {
     if (first !== null) message.firstSeconds = (first - began) / 1000;
     changed();
   }
+  if (!message.finishReason) throw new ApiError("", { code: "broken_off" });
 }
 
 function saysSomething({ delta, logprobs }) {

@@ -5,6 +5,7 @@ const HASHED = 128;
 export const STATES = ["free", "cached", "used", "shared"];
 const HISTORY_SECONDS = 65;
 const WINDOW_SECONDS = 5;
+const GAP_SECONDS = 4.5; // a little less than the engine goes on noting steps
 
 const bytesOf = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 
@@ -62,6 +63,9 @@ export class History {
   #arrivals = new Map();
   #lastOutputs = new Map();
   #latencies = []; // [when, seconds, is it the first]
+  #lookedAt = -Infinity;
+  #completeSince = 0; // outputs before that were not seen
+  #generated = 0;
 
   get lastStep() {
     return this.steps.at(-1)?.id ?? -1;
@@ -69,10 +73,19 @@ export class History {
 
   add({ now, steps, requests, stats }) {
     if (stats && (stats.num_steps ?? 0) <= this.lastStep) this.#forget(); // another engine's
+    // Where nobody looked for seconds, steps are missing.
+    const isBroken = now - this.#lookedAt > GAP_SECONDS;
+    this.#lookedAt = now;
+    if (isBroken) {
+      this.#completeSince = steps.length ? decodeStep(steps[0]).planned : now;
+      this.#lastOutputs.clear();
+    }
     for (const { index, arrival } of requests) this.#arrivals.set(index, arrival);
-    for (const raw of steps) {
-      const step = decodeStep(raw);
-      if (step.id <= this.lastStep) continue;
+    const known = this.lastStep;
+    for (const step of steps.map(decodeStep)) {
+      if (step.id <= known) continue;
+      step.made = isBroken && step.id === steps[0][0] ? 0 : step.generated - this.#generated;
+      this.#generated = step.generated;
       this.steps.push(step);
       for (const { index, hasOutput } of step.parts) if (hasOutput) this.#output(index, step.done);
     }
@@ -93,13 +106,13 @@ export class History {
     this.#arrivals.clear();
     this.#lastOutputs.clear();
     this.#latencies = [];
+    this.#lookedAt = -Infinity;
   }
 
   #output(index, when) {
     const before = this.#lastOutputs.get(index);
     const since = before ?? this.#arrivals.get(index);
-    // A request that was watched only from its middle on has had outputs that nobody saw.
-    const isWhole = before !== undefined || since >= this.steps[0].planned - 1e-3;
+    const isWhole = before !== undefined || since >= this.#completeSince;
     this.#lastOutputs.set(index, when);
     if (since && isWhole) this.#latencies.push([when, when - since, before === undefined]);
   }
@@ -107,12 +120,11 @@ export class History {
   /** Per second of the last minute: tokens per second, generated and prefilled. */
   throughput(now, seconds = 60) {
     const rows = Array.from({ length: seconds }, () => [0, 0]);
-    for (let i = 0; i < this.steps.length; i++) {
-      const step = this.steps[i];
+    for (const step of this.steps) {
       const ago = Math.floor(now - step.done);
       if (ago < 0 || ago >= seconds) continue;
       const row = rows[seconds - 1 - ago];
-      row[0] += i ? step.generated - this.steps[i - 1].generated : 0;
+      row[0] += step.made;
       row[1] += step.kinds[0];
     }
     return rows;

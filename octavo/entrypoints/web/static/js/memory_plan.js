@@ -22,6 +22,7 @@ export function showMemory(state) {
       }),
   );
   const limits = {
+    model: state.model,
     seqs: number(state.max_num_seqs),
     tokens: number(state.max_num_batched_tokens),
     length: number(state.max_model_len),

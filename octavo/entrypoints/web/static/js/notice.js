@@ -5,6 +5,7 @@ import { t } from "./i18n.js";
 
 const KNOWN_ERRORS = new Set([
   "network",
+  "broken_off",
   "context_length_exceeded",
   "queue_full",
   "draining",

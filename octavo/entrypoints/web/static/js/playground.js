@@ -225,6 +225,8 @@ async function answer() {
   view.update(true);
   const run = (running = { controller: new AbortController(), view });
   showSend();
+  // What had the focus (an editor, "Again") may be gone: the next thing to do is to stop.
+  if (document.activeElement === document.body) $("send").focus();
   say(t("status.answering"));
   let isDrawing = false;
   const changed = () => {
@@ -256,7 +258,7 @@ async function answer() {
     running = null;
     showSend();
   }
-  store.keep(conversation);
+  if (store.find(conversation.id)) store.keep(conversation); // else it was deleted meanwhile
   view.update(false);
   if (conversation === current) scrollDown(false);
 }
@@ -329,6 +331,7 @@ $("prompt").addEventListener("keydown", (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
   if (running) stop();
+  document.querySelector('[aria-expanded="true"]')?.focus();
   closeSides();
 });
 $("transcript").addEventListener("pointerdown", closeSides);

@@ -27,7 +27,11 @@ export async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      // A connection that is lost is an end before [DONE].
+      const { done, value } = await reader.read().catch((error) => {
+        if (error.name === "AbortError") throw error;
+        return { done: true };
+      });
       if (done) return;
       for (const data of parser.push(value)) {
         if (data === "[DONE]") return;
