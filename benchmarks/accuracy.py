@@ -66,7 +66,8 @@ class Variant:
 
 
 def variant_of(name: str, stored: Weights) -> Variant:
-    """ "bfloat16": the checkpoint alone; "int8", "int4": rounded while it is loaded; or a format of
+    """ "bfloat16": the checkpoint's values; "file": its blocks as they are stored; "int8", "int4":
+    rounded while it is loaded; or, for all matrices, the embedding included, a format of
     GGUF blocks."""
     if name in ("int8", "int4"):
         rng = np.random.default_rng(0)
@@ -77,9 +78,11 @@ def variant_of(name: str, stored: Weights) -> Variant:
             reference_dtype=DType.BF16,
             limit={"int8": 0.02, "int4": 0.1}[name],
         )
+    if name not in ("bfloat16", "file"):
+        stored = {n: in_blocks(tensor, DType(name)) for n, tensor in stored.items()}
     return Variant(
         name=name,
-        weights={n: in_blocks(tensor, DType(name)) for n, tensor in stored.items()},
+        weights=stored,
         quantization=UNQUANTIZED if name == "bfloat16" else quantization_of("gguf", "auto"),
         reference_dtype=DType.F32,
         limit=1e-3,
@@ -220,7 +223,7 @@ def measure(
 
 
 def main() -> None:
-    names = ["bfloat16", "int8", "int4", *(dtype.value for dtype in BLOCKS)]
+    names = ["bfloat16", "file", "int8", "int4", *(dtype.value for dtype in BLOCKS)]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--formats", default=",".join(names))

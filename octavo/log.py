@@ -45,6 +45,7 @@ def configure_logging(level: str | None = None, format: LogFormat | None = None)
     as_json = (format or os.environ.get(LOG_FORMAT_VARIABLE, "text")) == "json"
     for handler in root.handlers:
         handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
+    logging.getLogger("asyncio").handlers = root.handlers  # of tasks that nobody waited for
 
 
 class TextFormatter(logging.Formatter):
@@ -74,7 +75,7 @@ class JsonFormatter(logging.Formatter):
         line |= getattr(record, "fields", {})
         if record.exc_info and record.exc_info[1] is not None:
             line["exception"] = traceback_of(record.exc_info[1])
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json.dumps(line, default=str)  # in ASCII: half a surrogate pair is no UTF-8
 
 
 def traceback_of(error: BaseException) -> str:

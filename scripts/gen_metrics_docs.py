@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from octavo.engine.metrics import CacheInfo, EngineMetrics, collect
+from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.keys import KeyRing
 from octavo.entrypoints.openai.metrics import server_families
 from octavo.entrypoints.openai.state import Server
@@ -27,7 +28,7 @@ name, `key` the name of an [API key](server.md#api-keys), `route` the path of a 
 there is none. All labels have finitely many values, whatever clients send. With several front ends
 all of them are added up. Dashboard and alerts over these: [deploy.md](deploy.md).
 """
-_ENUMERATED = ("reason", "finished_reason", "source")
+_ENUMERATED = ("reason", "finished_reason", "source", "outcome")
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def _engine_families() -> Iterator[Metric]:
 
 
 def _server_families() -> Iterator[Metric]:
-    server = Server({}, keys=KeyRing(["key"]))
+    server = Server({}, ServerConfig(batch_dir="none"), KeyRing(["key"]))
     server.http_requests["/health", "GET", 200] = 1
     server.http_seconds_of("/health").observe(0.0)
     return server_families(server)

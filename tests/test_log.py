@@ -25,14 +25,15 @@ def raised(error: Exception, cause: Exception | None = None) -> Exception:
 
 
 def test_a_line_of_json() -> None:
-    text = JsonFormatter().format(record("a %s\nb", "ü", fields={"status": 200, "key": None}))
+    text = JsonFormatter().format(record("a %s\nb", "ü\ud800", fields={"status": 200, "key": None}))
     assert "\n" not in text
+    assert text.isascii()
     line = json.loads(text)
     assert line.pop("time").endswith("Z")
     assert line == {
         "level": "warning",
         "logger": "octavo.x",
-        "message": "a ü\nb",
+        "message": "a ü\ud800\nb",
         "status": 200,
         "key": None,
     }

@@ -87,7 +87,8 @@ struct NormArgs {
 // groups = k_padded / group,
 //   int8 codes[k_padded]; float scales[groups]; corrections[groups]
 // with x = scale * code. A correction is int32 -zero_point * (sum of the group's codes), or, for
-// weights with minima, float32 scale * (sum of the group's codes). Where there are outliers,
+// weights with minima, float32 scale * (sum of the group's codes). For groups of 16 and 32, whose
+// formats have outliers (WeightTraits),
 //   int8 high[groups][4]; int32 quads[groups]
 // follow: x = scale * (256 * high + code) for the four of a group from 4 * quad on, those with the
 // group's largest magnitude.
@@ -99,7 +100,6 @@ struct QuantizeArgs {
   int group;
   int zero_point;
   bool has_min;
-  bool has_outlier;
 };
 
 struct EmbeddingArgs {

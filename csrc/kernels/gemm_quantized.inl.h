@@ -115,9 +115,10 @@ struct QuantizedGemm {
   // The start of a group's sums: 256 times the products of its outliers' high bytes with the
   // weights of their quad.
   static OCTAVO_INLINE void start_with_outlier(I32 (&acc)[NV], std::int32_t start,
-                                               const std::uint8_t* b, const float* high, int quad) {
+                                               const std::uint8_t* b, const float* high,
+                                               std::uint32_t quad) {
     const auto* x = reinterpret_cast<const std::int8_t*>(high);
-    constexpr int kStored = kCodeBytes / kQuadBytes;  // 4-bit codes: each two quads
+    constexpr std::uint32_t kStored = kCodeBytes / kQuadBytes;  // 4-bit codes: each two quads
     const std::uint8_t* at = b + quad % kStored * kQuadBytes;
     OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
       const typename D::Raw raw = D::load_raw(at + j * kLanes * 4);
@@ -125,7 +126,7 @@ struct QuantizedGemm {
       if constexpr (kTraits.bits == 8) {
         sum = D::dot(sum, D::all(raw), D::broadcast(x));
       } else {
-        sum = D::dot(sum, D::nibbles(raw, quad / kStored * 4), D::broadcast4(x));
+        sum = D::dot(sum, D::nibbles(raw, static_cast<int>(quad / kStored * 4)), D::broadcast4(x));
       }
       acc[j] = add(set1_i32(start), times_256(sum));
     }
@@ -142,7 +143,7 @@ struct QuantizedGemm {
       if constexpr (kTraits.has_outlier) {
         const std::int64_t at = i * ldx;
         const auto quad = read<std::uint32_t>(r.quads + g, at);
-        start_with_outlier(acc[i], start, b, r.high + g + at / 4, static_cast<int>(quad));
+        start_with_outlier(acc[i], start, b, r.high + g + at / 4, quad);
       } else {
         OCTAVO_UNROLL for (int j = 0; j < NV; ++j) acc[i][j] = set1_i32(start);
       }

@@ -11,68 +11,72 @@ constexpr float kSmallestMax = 1e-30f;
 
 OCTAVO_INLINE F32 absolute(F32 v) { return vmax(v, sub(set1(0.0f), v)); }
 
-OCTAVO_INLINE float magnitude(const float* x, int count) {
-  F32 max = set1(0.0f);
-  for (int i = 0; i < count; i += kLanes) max = vmax(absolute(load(x + i)), max);
-  return reduce_max(max);
-}
-
-// The quad (four from a multiple of four on) that has the largest magnitude of a group, the first
-// of equals, and the largest magnitude in the others. Of finite values.
+// Of a group of finite values: the quad (four from a multiple of four on) that has the largest
+// magnitude, the first of equals, and the largest magnitude in the others.
 struct Outlier {
   int quad;
   float rest;
 };
 
-OCTAVO_INLINE Outlier find_outlier(const float* x, int count, float largest) {
+template <int kVectors>
+OCTAVO_INLINE Outlier find_outlier(const F32 (&magnitudes)[kVectors], float largest) {
   const F32 zero = set1(0.0f), top = set1(largest);
   F32 rest = zero;
   unsigned lanes = 0;
-  for (int i = 0; i < count; i += kLanes) {
-    const F32 quads = quad_max(absolute(load(x + i)));
-    lanes |= mask_greater_equal(quads, top) << i;
+  OCTAVO_UNROLL for (int i = 0; i < kVectors; ++i) {
+    const F32 quads = quad_max(magnitudes[i]);
+    lanes |= mask_greater_equal(quads, top) << (i * kLanes);
     rest = vmax(select_greater(top, quads, quads, zero), rest);
   }
   const bool is_single = __builtin_popcount(lanes) == 4;
   return {__builtin_ctz(lanes) / 4, is_single ? reduce_max(rest) : largest};
 }
 
-// The high bytes of four codes within ±32639 whose low ones are of two's complement:
-// floor((code + 128) / 256), as the nearest to (code + 0.5) / 256, which is never in the middle.
-OCTAVO_INLINE void store_high_bytes(const float* x, F32 inverse, float* high) {
-  alignas(16) std::int8_t bytes[kLanes];
-  const F32 code = round_even(mul(load(x), inverse));
-  store_int8(bytes, round_even(mul(add(code, set1(0.5f)), set1(1.0f / 256))));
-  __builtin_memcpy(high, bytes, 4);
-}
+// The parts of a row that are made of one group; see QuantizeArgs.
+struct QuantizedGroup {
+  float scale, sum;  // of codes
+  std::int32_t quad;
+  std::int8_t high[4];
+};
 
-// The codes of a group as QuantizeArgs says, from x with kLanes more floats behind; returns the
-// scale and the codes' sum. In a row that is not finite all codes are 0: there are none for NaN.
-template <bool kOutlier>
-OCTAVO_INLINE float quantize_group(const float* x, int count, bool is_finite, std::int8_t* codes,
-                                   float* sum, float* high, std::int32_t* quad) {
-  const float largest = magnitude(x, count);
-  const bool usable = is_finite && largest > kSmallestMax;
+// In a row that is not finite all codes are 0: there are none for NaN.
+template <int kGroup, bool kOutlier>
+OCTAVO_INLINE QuantizedGroup quantize_group(const float* x, bool is_finite, std::int8_t* codes) {
+  constexpr int kVectors = kGroup / kLanes;
+  const F32 zero = set1(0.0f);
+  F32 magnitudes[kVectors], max = zero;
+  OCTAVO_UNROLL for (int i = 0; i < kVectors; ++i) {
+    magnitudes[i] = absolute(load(x + i * kLanes));
+    max = vmax(magnitudes[i], max);
+  }
+  const float largest = reduce_max(max);
+  if (!is_finite || !(largest > kSmallestMax)) {
+    OCTAVO_UNROLL for (int i = 0; i < kGroup; i += kLanes) store_int8(codes + i, zero);
+    return {0.0f, 0.0f, 0, {}};
+  }
+  QuantizedGroup group{};
   float unit = largest;  // has the code 127
   if constexpr (kOutlier) {
-    *quad = 0;
-    *high = 0.0f;
-    if (usable) {
-      const Outlier outlier = find_outlier(x, count, largest);
-      *quad = outlier.quad;
-      unit = outlier.rest > largest / 257.0f ? outlier.rest : largest / 257.0f;
-      store_high_bytes(x + 4 * outlier.quad, set1(127.0f / unit), high);
+    const Outlier outlier = find_outlier<kVectors>(magnitudes, largest);
+    group.quad = outlier.quad;
+    unit = outlier.rest > largest / 257.0f ? outlier.rest : largest / 257.0f;
+  }
+  const F32 inverse = set1(127.0f / unit);
+  alignas(64) std::int8_t high[kGroup];
+  F32 total = zero;
+  OCTAVO_UNROLL for (int i = 0; i < kGroup; i += kLanes) {
+    const F32 code = round_even(mul(load(x + i), inverse));
+    total = add(total, code);
+    store_int8(codes + i, code);
+    if constexpr (kOutlier) {
+      // floor((code + 128) / 256), as the nearest to (code + 0.5) / 256, which no two are.
+      store_int8(high + i, round_even(fma(code, set1(1.0f / 256), set1(0.5f / 256))));
     }
   }
-  const F32 inverse = set1(usable ? 127.0f / unit : 0.0f), zero = set1(0.0f);
-  F32 total = zero;
-  for (int i = 0; i < count; i += kLanes) {
-    const F32 v = usable ? round_even(mul(load(x + i), inverse)) : zero;
-    total = add(total, v);
-    store_int8(codes + i, v);
-  }
-  *sum = reduce_add(total);
-  return largest > kSmallestMax ? unit / 127.0f : 0.0f;
+  if constexpr (kOutlier) __builtin_memcpy(group.high, high + 4 * group.quad, 4);
+  group.scale = unit / 127.0f;
+  group.sum = reduce_add(total);
+  return group;
 }
 
 // Widens a row and pads it with zeros to k_padded. Returns 0, or NaN where an element is NaN or
@@ -94,40 +98,45 @@ OCTAVO_INLINE float widen_row(const typename E::T* x, int k, int k_padded, float
   return reduce_add(poison);
 }
 
-template <class E, bool kOutlier>
-OCTAVO_INLINE void quantize_row(const QuantizeArgs& args, int m, float* row) {
-  const int group = args.group, groups = args.k_padded / group;
-  const float poison = widen_row<E>(row_of<typename E::T>(*args.x, m), args.k, args.k_padded, row);
-  auto* codes = static_cast<std::int8_t*>(args.out->data) + m * args.out->ld * 4;
-  float* scales = reinterpret_cast<float*>(codes + args.k_padded);
-  float *corrections = scales + groups, *high = corrections + groups, *quads = high + groups;
-  for (int g = 0; g < groups; ++g) {
-    float sum;
-    std::int32_t quad;
-    const float scale = quantize_group<kOutlier>(row + g * group, group, poison == 0.0f,
-                                                 codes + g * group, &sum, high + g, &quad);
-    scales[g] = scale + poison;
-    if (args.has_min) {
-      corrections[g] = scales[g] * sum;
-    } else {
-      const std::int32_t start = -args.zero_point * static_cast<std::int32_t>(sum);
-      __builtin_memcpy(corrections + g, &start, 4);
+template <class E, int kGroup, bool kOutlier>
+void quantize_rows(const QuantizeArgs& args, const Task& task) {
+  float* row = reinterpret_cast<float*>(task.scratch);
+  const int groups = args.k_padded / kGroup;
+  int begin, end;
+  split_rows(task, &begin, &end);
+  for (int m = begin; m < end; ++m) {
+    const float poison =
+        widen_row<E>(row_of<typename E::T>(*args.x, m), args.k, args.k_padded, row);
+    auto* codes = static_cast<std::int8_t*>(args.out->data) + m * args.out->ld * 4;
+    float* scales = reinterpret_cast<float*>(codes + args.k_padded);
+    float *corrections = scales + groups, *high = corrections + groups, *quads = high + groups;
+    for (int g = 0; g < groups; ++g) {
+      const QuantizedGroup group =
+          quantize_group<kGroup, kOutlier>(row + g * kGroup, poison == 0.0f, codes + g * kGroup);
+      scales[g] = group.scale + poison;
+      if (args.has_min) {
+        corrections[g] = scales[g] * group.sum;
+      } else {
+        const std::int32_t start = -args.zero_point * static_cast<std::int32_t>(group.sum);
+        __builtin_memcpy(corrections + g, &start, 4);
+      }
+      if constexpr (kOutlier) {
+        __builtin_memcpy(high + g, group.high, 4);
+        __builtin_memcpy(quads + g, &group.quad, 4);
+      }
     }
-    if constexpr (kOutlier) __builtin_memcpy(quads + g, &quad, 4);
   }
 }
 
 template <class E>
 void quantize(const QuantizeArgs& args, const Task& task) {
-  float* row = reinterpret_cast<float*>(task.scratch);
-  int begin, end;
-  split_rows(task, &begin, &end);
-  for (int m = begin; m < end; ++m) {
-    if (args.has_outlier) {
-      quantize_row<E, true>(args, m, row);
-    } else {
-      quantize_row<E, false>(args, m, row);
-    }
+  switch (args.group) {
+    case 16:
+      return quantize_rows<E, 16, true>(args, task);
+    case 32:
+      return quantize_rows<E, 32, true>(args, task);
+    default:
+      return quantize_rows<E, 64, false>(args, task);
   }
 }
 

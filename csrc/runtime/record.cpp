@@ -221,9 +221,8 @@ int Program::operand(int x, const PackedLinear& weight, bool gated) {
     const int out =
         add_value({info.rows, w.k_padded / 4 + words * groups, DType::kF32, Format::kAct});
     known->second = out;
-    const QuantizeArgs args{nullptr,        nullptr,           w.k,
-                            w.k_padded,     traits.group,      traits.zero_point,
-                            traits.has_min, traits.has_outlier};
+    const QuantizeArgs args{nullptr,      nullptr,           w.k,           w.k_padded,
+                            traits.group, traits.zero_point, traits.has_min};
     const auto run = [args, kernel = kernels_->quantize[index(act_)], from = values_[x].get(),
                       to = values_[out].get()](const Task& task) {
       QuantizeArgs own = args;
@@ -231,7 +230,7 @@ int Program::operand(int x, const PackedLinear& weight, bool gated) {
       own.out = buffer_of(*to, task);
       kernel(own, share_of(*to, task));
     };
-    need_scratch((w.k_padded + kColumnPad) * static_cast<std::int64_t>(sizeof(float)));
+    need_scratch(w.k_padded * static_cast<std::int64_t>(sizeof(float)));
     add_op("quantize", info.rows, {out}, run).replicates = true;
   }
   read_operand(known->second);

@@ -35,6 +35,13 @@ class FinishReason(enum.IntEnum):
         return self.name.lower()
 
 
+class ServiceClass(enum.IntEnum):
+    """Whom a request serves: each class goes before all that follow, under every policy."""
+
+    INTERACTIVE = 0  # somebody waits for the answer
+    BATCH = 1  # in capacity that the others leave
+
+
 class LogprobRows(msgspec.Struct, array_like=True, gc=False):
     """Log probabilities of n tokens. Column 0 is the sampled (or given) token, then come the top k,
     then m ids that were listed.
@@ -82,7 +89,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
             for the last token.
         leaves_fork_source: remember, as long as they are not handed out anew, where keys and values
             of its prompt are, for those that fork it when it has ended.
-        priority: lower runs first (policy "priority").
+        priority: lower runs first within its class (policy "priority").
+        service_class: whom it serves.
         cache_salt: requests share cached prefixes only within the same salt.
         lora_name: adapter; part of block hashes. Refused until there is LoRA.
         extras: per-feature payloads, keyed by feature.
@@ -101,6 +109,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     fork_of: str | None = None
     leaves_fork_source: bool = False
     priority: int = 0
+    service_class: ServiceClass = ServiceClass.INTERACTIVE
     cache_salt: str | None = None
     lora_name: str | None = None
     extras: dict[str, Any] = {}

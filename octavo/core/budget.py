@@ -18,9 +18,13 @@ class TokenBudget:
     Attributes:
         remaining: not given out yet.
         remaining_draft_rows: of `num_draft_rows`.
+        withheld: not to be given out in this step (`withhold_all_but`).
     """
 
-    __slots__ = ("_num_logprobs", "_threshold", "remaining", "remaining_draft_rows")
+    __slots__ = (
+        *("_num_logprobs", "_num_tokens", "_threshold"),
+        *("remaining", "remaining_draft_rows", "withheld"),
+    )
 
     def __init__(
         self,
@@ -29,10 +33,21 @@ class TokenBudget:
         *,
         num_draft_rows: int | None = None,
     ) -> None:
-        self.remaining = num_tokens
+        self._num_tokens = self.remaining = num_tokens
+        self.withheld = 0
         self.remaining_draft_rows = num_tokens if num_draft_rows is None else num_draft_rows
         self._threshold = long_prefill_token_threshold or num_tokens
         self._num_logprobs = MAX_PROMPT_LOGPROBS
+
+    @property
+    def num_given(self) -> int:
+        """Tokens that were given out."""
+        return self._num_tokens - self.remaining - self.withheld
+
+    def withhold_all_but(self, num_tokens: int) -> None:
+        """Give out at most `num_tokens` more."""
+        self.withheld += max(0, self.remaining - num_tokens)
+        self.remaining = min(self.remaining, num_tokens)
 
     def chunk(self, num_wanted: int, num_behind: int = 0, logprobs_per_token: int = 0) -> int:
         """How many of `num_wanted` tokens a request gets now; at least one while any remain.

@@ -22,7 +22,10 @@ that step fail, the scheduler drops the hashes and restarts the sharers.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from octavo.contracts.kv_spec import (
     BlockCopy,
@@ -98,6 +101,14 @@ class KVCacheManager:
         null = self.pool.null_block
         held = sum(len(table) - table.count(null) for table in request.block_tables)
         return max(0, self.max_blocks(request.num_tokens) - held)
+
+    def num_blocks_of(self, requests: Iterable[Request], *, without: Prefix) -> int:
+        """Blocks that become free when these requests lose theirs, those of a prefix apart."""
+        tables = chain.from_iterable(request.block_tables for request in requests)
+        holds = Counter(chain.from_iterable(tables))
+        for block in chain(*without.blocks):
+            del holds[block]
+        return sum(not b.is_null and b.ref_cnt == count for b, count in holds.items())
 
     def num_blocks_to_admit(self, request: Request, prefix: Prefix) -> int:
         """Free blocks that a waiting request takes for all tokens it knows, beginning with

@@ -6,6 +6,11 @@ its front, and the victim of a preemption is the last running one. So the first 
 always take what it needs, and whatever the load, someone gets on. A preempted request returns to
 its place in the order: before all that came later.
 
+Service classes come before the policy. A step serves one class after the other, its running
+requests and then its waiting ones; a waiting request for which there is no place, or no blocks,
+takes those of running requests of a lower class, if that is enough. Beside a higher class, a lower
+one gets at most MAX_TOKENS_BESIDE tokens of a step.
+
 Overtaking. A waiting request whose blocks are not free lets requests behind it pass, so that a
 long prompt does not hold up short ones. After MAX_OVERTAKES of them nobody passes any more: the
 blocks that running requests give back collect until it fits, as it must, since a request that
@@ -15,12 +20,16 @@ MAX_OVERTAKES admissions behind it and for the running requests to end.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 
+from octavo.contracts.messages import ServiceClass
 from octavo.core.request import Request
 
 OrderKey = Callable[[Request], tuple[float, ...]]
+
+_class_of = attrgetter("service_class")
 
 MAX_OVERTAKES = 32
 """Admissions behind a request that does not fit, before it holds up all others."""
@@ -28,14 +37,18 @@ MAX_OVERTAKES = 32
 MAX_PASSED_OVER = 8
 """Requests that may be found not to fit in one step: each costs a look-up of its prefix."""
 
+MAX_TOKENS_BESIDE = 16
+"""Tokens of a lower class in a step that a higher one takes part in: a few rows cost a step little,
+because its weights are read once for all, and they keep the lower class from starving."""
+
 
 def _fcfs(request: Request) -> tuple[float, ...]:
-    return (request.arrival_index,)
+    return (request.service_class, request.arrival_index)
 
 
 def _priority(request: Request) -> tuple[float, ...]:
     wire = request.engine_request
-    return (wire.priority, wire.arrival_time, request.arrival_index)
+    return (request.service_class, wire.priority, wire.arrival_time, request.arrival_index)
 
 
 ORDERS: Mapping[str, OrderKey] = {"fcfs": _fcfs, "priority": _priority}
@@ -63,6 +76,13 @@ class RequestQueue:
         if index == len(self.requests) or self.requests[index] is not request:
             raise ValueError(f"{request} is not in the queue")
         del self.requests[index]
+
+    def bounds(self, service_class: ServiceClass) -> tuple[int, int]:
+        """Where, in the order, the requests of a class begin and end."""
+        return (
+            bisect_left(self.requests, service_class, key=_class_of),
+            bisect_right(self.requests, service_class, key=_class_of),
+        )
 
 
 class PassedOver:

@@ -73,6 +73,7 @@ class Request:
     Attributes:
         engine_request: what came over the wire.
         arrival_index: counts requests in the order they came.
+        service_class: whom it serves (`policy`).
         status: see `RequestStatus`.
         token_ids: all known tokens: prompt, then outputs.
         output_token_ids: the outputs alone.
@@ -140,6 +141,7 @@ class Request:
         "parent",
         "repetition",
         "request_id",
+        "service_class",
         "skips_prefix_cache",
         "spec_token_ids",
         "status",
@@ -153,6 +155,7 @@ class Request:
         self.engine_request = engine_request
         self.request_id = engine_request.request_id
         self.arrival_index = arrival_index
+        self.service_class = engine_request.service_class
         self.status = RequestStatus.WAITING
 
         self.token_ids = list(engine_request.prompt_token_ids)

@@ -21,7 +21,13 @@ from octavo.config.sections import SchedulerConfig
 from octavo.contracts.engine_view import EngineView
 from octavo.contracts.features import Admission, SchedulerHook
 from octavo.contracts.kv_spec import KVCacheConfig
-from octavo.contracts.messages import EngineOutput, EngineRequest, FinishReason, SchedulerStats
+from octavo.contracts.messages import (
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    SchedulerStats,
+    ServiceClass,
+)
 from octavo.contracts.step import BlockIds, RunnerOutput, SchedulerOutput
 from octavo.core.block_hash import BlockHasher
 from octavo.core.budget import TokenBudget
@@ -39,8 +45,9 @@ from octavo.core.observe import (
     waiting_reasons,
 )
 from octavo.core.pause import PauseState, have_begun
-from octavo.core.policy import ORDERS, PassedOver, RequestQueue
+from octavo.core.policy import MAX_TOKENS_BESIDE, ORDERS, PassedOver, RequestQueue
 from octavo.core.request import Request, RequestStatus, check_request
+from octavo.core.room import Room
 from octavo.core.step_plan import NO_DRAFTS, StepPlan, StepRecord
 from octavo.core.update import settle
 from octavo.errors import DuplicateIdError
@@ -93,6 +100,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue(order)
         self._running = RequestQueue(order)
+        self._room = Room(self._kv, self._forks, self._running, config.max_num_seqs)
         self._in_flight: deque[StepRecord] = deque()
         self._num_arrivals = 0
         self._num_steps = 0
@@ -188,14 +196,19 @@ class Scheduler:
         )
         plan = StepPlan(self._num_steps, budget)
         self._num_steps += 1
-        if self.pause_state is not PauseState.PAUSED_ALL:
-            self._schedule_running(plan)
-            # What was just preempted would only fight with what comes in.
-            if not self._preempted_ids:
-                self._schedule_waiting(plan)
+        self._num_deferred = 0
+        is_still = self.pause_state is PauseState.PAUSED_ALL
+        for i, service_class in enumerate(() if is_still else self._service_classes()):
+            if i:
+                budget.withhold_all_but(MAX_TOKENS_BESIDE)
+            self._schedule_running(plan, service_class)
+            # What was just preempted would only fight with what comes in, unless that goes first.
+            preempted = map(self._requests.__getitem__, self._preempted_ids)
+            if all(request.service_class > service_class for request in preempted):
+                self._schedule_waiting(plan, service_class)
 
         step = plan.step
-        step.total_num_scheduled_tokens = config.max_num_batched_tokens - budget.remaining
+        step.total_num_scheduled_tokens = budget.num_given
         step.block_copies = self._kv.take_block_copies()
         step.finished_request_ids, self._finished_ids = list(self._finished_ids), {}
         step.preempted_request_ids, self._preempted_ids = list(self._preempted_ids), {}
@@ -208,17 +221,24 @@ class Scheduler:
         self._counters.count_step(step.total_num_scheduled_tokens)
         return step
 
-    def _schedule_running(self, plan: StepPlan) -> None:
-        """Give running requests their tokens, in order; the last ones pay with their blocks."""
+    def _service_classes(self) -> list[ServiceClass]:
+        """Those of the requests that are here, in order."""
+        # There are two: they are those of the first and the last one.
+        queues = [q.requests for q in (self._waiting, self._running) if q.requests]
+        return sorted({requests[i].service_class for requests in queues for i in (0, -1)})
+
+    def _schedule_running(self, plan: StepPlan, service_class: ServiceClass) -> None:
+        """Give the running requests of a class their tokens, in order; the last ones of all pay
+        with their blocks."""
         requests, budget = self._running.requests, plan.budget
-        index = 0
-        while index < len(requests) and budget.remaining:
+        index, end = self._running.bounds(service_class)
+        while index < end and budget.remaining:
             request = requests[index]
             index += 1
             num_tokens = num_wanted = request.num_wanted_tokens()
             if num_wanted <= 0:
                 continue
-            num_behind = len(requests) - index
+            num_behind = end - index
             if num_wanted > 1:
                 num_tokens = budget.chunk(num_wanted, num_behind, request.logprobs_per_prompt_token)
             drafts = NO_DRAFTS
@@ -236,6 +256,7 @@ class Scheduler:
                 if block_ids is None:
                     drafts = NO_DRAFTS
                     block_ids = self._preempt_for(request, num_tokens)
+                    end = min(end, len(requests))
                     if block_ids is None:
                         break
                 if block_ids[0]:
@@ -255,48 +276,42 @@ class Scheduler:
             if victim is request:
                 return None
 
-    def _schedule_waiting(self, plan: StepPlan) -> None:
-        """Admit waiting requests, in order, while there are places, tokens and blocks."""
-        self._num_deferred = 0
-        waiting, running = self._waiting.requests, self._running.requests
-        if not waiting or len(running) >= self._config.max_num_seqs:
+    def _schedule_waiting(self, plan: StepPlan, service_class: ServiceClass) -> None:
+        """Admit waiting requests of a class, in order, while there are tokens, and while there are
+        places and blocks or a lower class can lose some."""
+        waiting = self._waiting.requests
+        index, end = self._waiting.bounds(service_class)
+        if index == end or not self._room.may_be_found(service_class, 0):
             return
-        num_reserved = self._num_reserved_blocks()
+        num_reserved = self._room.num_reserved_blocks(service_class)
         passed_over = PassedOver()
-        index = 0
         while (
-            index < len(waiting)
-            and len(running) < self._config.max_num_seqs
+            index < end
             and plan.budget.remaining
-            and self._kv.num_free_blocks > num_reserved
             and not passed_over.holds_up_others
+            and self._room.may_be_found(service_class, num_reserved)
         ):
             request = waiting[index]
             verdict, refusing = self._may_start(request, plan)
             if refusing is not None:
                 error = refusing.error_of(request)
                 self._outputs.append(self._fail(request, error, refusing.error_param))
+                end -= 1
                 continue
             index += 1
             if verdict is Admission.WAIT:
                 self._num_deferred += 1
                 continue
-            prefix = self._prefix_of(request, num_reserved)
+            prefix = self._room.prefix_of(request, num_reserved)
+            if prefix is None or not self._room.has_place:
+                prefix = self._preempt_lower(request, num_reserved)
             if prefix is None:
                 passed_over.add(request)
             elif self._admit(request, prefix, plan):
                 index -= 1
+                end -= 1
                 passed_over.count_admission()
                 num_reserved += self._kv.num_missing_blocks(request)
-
-    def _num_reserved_blocks(self) -> int:
-        """Blocks that admitted prompts have not taken yet: admitting by these too would end in
-        preemptions. Requests that are decoding take what is there."""
-        return sum(
-            self._kv.num_missing_blocks(request)
-            for request in self._running.requests
-            if request.num_computed_tokens < request.num_tokens
-        )
 
     def _may_start(
         self, request: Request, plan: StepPlan
@@ -308,15 +323,15 @@ class Scheduler:
             return Admission.WAIT, None
         return self._hooks.admission(request)
 
-    def _prefix_of(self, request: Request, num_reserved: int) -> Prefix | None:
-        """Where the request begins; None if it does not fit, with all the tokens it knows, into
-        what is free and not reserved."""
-        num_free = self._kv.num_free_blocks - num_reserved
-        forked = self._forks.prefix_of(request)
-        if forked and self._kv.num_blocks_to_admit(request, forked) <= num_free:
-            return forked
-        prefix = self._kv.get_computed_blocks(request)
-        return prefix if self._kv.num_blocks_to_admit(request, prefix) <= num_free else None
+    def _preempt_lower(self, request: Request, num_reserved: int) -> Prefix | None:
+        """Preempt running requests of lower classes, which are not in this step yet, until there is
+        room for a waiting one. None of them, if there would be none."""
+        for victim in self._room.victims_for(request, num_reserved):
+            self._preempt(victim)
+            prefix = self._room.prefix_of(request, num_reserved)
+            if prefix is not None:
+                return prefix
+        return None
 
     def _admit(self, request: Request, prefix: Prefix, plan: StepPlan) -> bool:
         """Let a waiting request run; False if a hook allows it no token now."""
@@ -500,14 +515,14 @@ class Scheduler:
         running, waiting = self._running.requests, self._waiting.requests
         stats = self.stats()
         shown = waiting[:MAX_SHOWN_WAITING]
-        num_reserved = self._num_reserved_blocks()
+        num_reserved = self._room.num_reserved_blocks(max(ServiceClass))
         reasons = waiting_reasons(
             shown,
             is_paused=self.pause_state is not PauseState.UNPAUSED,
-            has_place=len(running) < self._config.max_num_seqs,
+            has_place=self._room.has_place,
             is_budget_spent=stats.step_tokens >= self._config.max_num_batched_tokens,
             hooks=self._hooks,
-            fits=lambda request: self._prefix_of(request, num_reserved) is not None,
+            fits=lambda request: self._room.prefix_of(request, num_reserved) is not None,
         )
         pool = self._kv.pool
         view_of = partial(request_view, null_block=pool.null_block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from octavo.contracts.step import BlockIds, CachedRequestData, NewRequestData, SchedulerOutput
+from octavo.contracts.step import BlockIds, NewRequestData, SchedulerOutput
 from octavo.core.block_pool import Block
 from octavo.core.budget import TokenBudget
 from octavo.core.request import Request
@@ -43,7 +43,8 @@ class StepRecord:
 class StepPlan:
     """Collects a step: the record for ourselves, and from it the output for the workers.
 
-    First the running requests (`add`), then `close_running`, then the admitted ones (`add_new`).
+    For each service class, first the running requests (`add`), then `close_running`, then the
+    admitted ones (`add_new`).
 
     Attributes:
         new_block_ids: request id → ids appended to a running request's tables.
@@ -54,6 +55,7 @@ class StepPlan:
         self.record = StepRecord(step_id)
         self.budget = budget
         self.new_block_ids: dict[str, BlockIds] = {}
+        self._num_written = 0  # of record.scheduled
 
     def add(self, request: Request, num_tokens: int, drafts: Sequence[int] = NO_DRAFTS) -> bool:
         """Schedule `num_tokens` tokens of a request, then `drafts`. They count as computed from
@@ -86,16 +88,16 @@ class StepPlan:
         return samples
 
     def close_running(self) -> None:
-        """Write the columns of the running requests."""
-        step, scheduled = self.step, self.record.scheduled
+        """Write the columns of the running requests that were added since the last time."""
+        step, scheduled = self.step, self.record.scheduled[self._num_written :]
+        self._num_written += len(scheduled)
         ids = [s[0].request_id for s in scheduled]
-        step.cached_requests = CachedRequestData(
-            request_ids=ids,
-            new_block_ids=list(map(self.new_block_ids.get, ids)),
-            num_computed_tokens=[s[2] for s in scheduled],
-        )
-        step.num_scheduled_tokens = dict(zip(ids, [s[3] for s in scheduled]))
-        step.samples = [s[0].request_id for s in scheduled if s[5]]
+        cached = step.cached_requests
+        cached.request_ids += ids
+        cached.new_block_ids += map(self.new_block_ids.get, ids)
+        cached.num_computed_tokens += [s[2] for s in scheduled]
+        step.num_scheduled_tokens.update(zip(ids, [s[3] for s in scheduled]))
+        step.samples += [s[0].request_id for s in scheduled if s[5]]
 
     def computed_before(self, request: Request) -> int:
         """Tokens of the request that earlier steps compute."""
@@ -127,3 +129,4 @@ class StepPlan:
         self.step.num_scheduled_tokens[request.request_id] = num_tokens
         if self.add(request, num_tokens):
             self.step.samples.append(request.request_id)
+        self._num_written = len(self.record.scheduled)

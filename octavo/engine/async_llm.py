@@ -20,6 +20,7 @@ from octavo.contracts.messages import (
     PoolingRequestOutput,
     RequestOutput,
     SchedulerStats,
+    ServiceClass,
 )
 from octavo.contracts.pause_mode import PauseMode
 from octavo.contracts.pooling_params import PoolingParams
@@ -161,6 +162,7 @@ class AsyncLLM:
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
         parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -181,7 +183,12 @@ class AsyncLLM:
                 "engine with logits processor classes instead",
                 param="logits_processors",
             )
-        process = partial(self._input_processor.process, priority=priority, cache_salt=cache_salt)
+        process = partial(
+            self._input_processor.process,
+            priority=priority,
+            service_class=service_class,
+            cache_salt=cache_salt,
+        )
         request = await self._in_thread(process, request_id, prompt, params)
         stream = self._open(request, parser_of)
         try:
@@ -201,6 +208,7 @@ class AsyncLLM:
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
         skip_special_tokens: bool = True,
     ) -> RequestOutput:
@@ -208,7 +216,11 @@ class AsyncLLM:
         Cancelling it aborts what runs. Raises as `generate`."""
         self._ensure_accepting()
         begin = partial(
-            begin_beam_search, self._input_processor, priority=priority, cache_salt=cache_salt
+            begin_beam_search,
+            self._input_processor,
+            priority=priority,
+            service_class=service_class,
+            cache_salt=cache_salt,
         )
         search = await self._in_thread(begin, request_id, prompt, params)
         while not search.done:
@@ -229,6 +241,7 @@ class AsyncLLM:
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """The vector of one prompt: a single output. Leaving the generator aborts the request.
@@ -238,7 +251,12 @@ class AsyncLLM:
             RequestFailedError: the request failed, or was aborted.
         """
         self._ensure_accepting()
-        process = partial(self._input_processor.process, priority=priority, cache_salt=cache_salt)
+        process = partial(
+            self._input_processor.process,
+            priority=priority,
+            service_class=service_class,
+            cache_salt=cache_salt,
+        )
         request = await self._in_thread(process, request_id, prompt, pooling_params)
         yield pooling_output(await self._last_of(request))
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo.contracts.beam_search_params import BeamSearchParams
-from octavo.contracts.messages import CompletionOutput, Logprob, RequestOutput
+from octavo.contracts.messages import CompletionOutput, Logprob, RequestOutput, ServiceClass
 from octavo.contracts.sampling_limits import MAX_LOGPROB_VALUES, MAX_LOGPROBS
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
@@ -277,6 +277,7 @@ def begin_beam_search(
     params: BeamSearchParams,
     *,
     priority: int = 0,
+    service_class: ServiceClass = ServiceClass.INTERACTIVE,
     cache_salt: str | None = None,
 ) -> BeamSearch:
     """Check a prompt and parameters (`InputProcessor.process`), and begin.
@@ -299,6 +300,7 @@ def begin_beam_search(
         prompt,
         SamplingParams(temperature=0.0, max_tokens=params.max_tokens, detokenize=False),
         priority=priority,
+        service_class=service_class,
         cache_salt=cache_salt,
     )
     search = BeamSearch(template, params, processor.vocab_size)

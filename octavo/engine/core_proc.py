@@ -35,7 +35,7 @@ from octavo.errors import DuplicateIdError, EngineDeadError, OctavoError, Reques
 from octavo.log import configure_logging, get_logger
 from octavo.structured.vocabulary import Vocabulary
 
-logger = get_logger(__name__)
+logger = get_logger("octavo.engine.core_proc")  # it is run as __main__
 
 _OWNER = 0
 """Index of the front end that started this process."""

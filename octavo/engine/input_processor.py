@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 import msgspec
 
 from octavo.config.sections import ModelConfig
-from octavo.contracts.messages import EngineRequest, Thinking, engine_request_ids
+from octavo.contracts.messages import EngineRequest, ServiceClass, Thinking, engine_request_ids
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.bad_words import encode_bad_words
@@ -148,6 +148,7 @@ class InputProcessor:
         params: SamplingParams | PoolingParams,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
     ) -> ProcessedRequest:
         """Check, tokenize and complete one request: for text, or for a vector (PoolingParams).
@@ -156,6 +157,7 @@ class InputProcessor:
             prompt: text, ids, {"prompt": text} or {"prompt_token_ids": ids}; the last two may
                 have a "cache_salt".
             priority: lower runs first, where the scheduling policy is "priority".
+            service_class: whom it serves; classes come before the policy.
             cache_salt: cached prefixes are shared only among requests of one salt.
 
         Raises:
@@ -187,6 +189,7 @@ class InputProcessor:
                 pooling_type=self.config.pooling_type,
                 hidden_size=self._hidden_size,
                 priority=priority,
+                service_class=service_class,
                 cache_salt=salt,
             )
             return ProcessedRequest(
@@ -224,6 +227,7 @@ class InputProcessor:
                 sample_index=i,
                 fork_of=ids[0] if i else None,
                 priority=priority,
+                service_class=service_class,
                 cache_salt=salt,
             )
             for i, engine_id in enumerate(ids)

@@ -138,7 +138,7 @@ class _Sequence:
             reason=reason,
             num_prompt_tokens=self.num_prompt,
             num_generated_tokens=self.num_generated,
-            num_cached_tokens=self.num_cached,
+            num_cached_tokens=0 if self.is_fork else self.num_cached,
             arrival=self.arrival,
             scheduled=self.scheduled,
             first_token=self.first_token if self.num_generated else None,
@@ -164,7 +164,8 @@ class FinishedSequence:
         num_prompt_tokens, num_generated_tokens: of this sequence; of n completions each has the
             prompt.
         scheduled, first_token, last_token: None where it did not come so far.
-        num_cached_tokens: prompt tokens that came from the prefix cache.
+        num_cached_tokens: prompt tokens that came from the prefix cache; 0 where the prompt is
+            shared with another completion, which counts them.
     """
 
     request_id: str

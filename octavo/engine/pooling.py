@@ -11,6 +11,7 @@ from octavo.contracts.messages import (
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
+    ServiceClass,
 )
 from octavo.contracts.pooling_params import PoolingParams, PoolingType
 from octavo.errors import RequestAbortedError, RequestFailedError
@@ -24,6 +25,7 @@ def engine_request_of(
     pooling_type: PoolingType,
     hidden_size: int,
     priority: int,
+    service_class: ServiceClass,
     cache_salt: str | None,
 ) -> EngineRequest:
     """The engine request for the vector of a prompt.
@@ -48,6 +50,7 @@ def engine_request_of(
         pooling_params=params,
         arrival_time=time.monotonic(),
         priority=priority,
+        service_class=service_class,
         cache_salt=cache_salt,
     )
 

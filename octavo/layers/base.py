@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from octavo.contracts.tensor import HostTensor
+from octavo.contracts.tensor import DType, HostTensor
+from octavo.contracts.weight_format import WeightFormat
 from octavo.errors import WeightsError
 from octavo.kernels.ops import Backend, Weight
 from octavo.quant.base import UNQUANTIZED, Quantization
@@ -30,6 +32,15 @@ class WeightSlot(ABC):
         quantization: Quantization = UNQUANTIZED,
     ) -> int:
         """Take one tensor. Returns the bytes packed by this call (0 until complete)."""
+
+    @abstractmethod
+    def estimated_bytes(self, stored: DType, dtype: DType, quantization: Quantization) -> int:
+        """About what it will take, padding left out; for a check before anything is loaded.
+
+        Args:
+            stored: what the checkpoint's matrices are stored in.
+            dtype: the engine's.
+        """
 
 
 class PackedSlot(WeightSlot):
@@ -61,12 +72,21 @@ class PackedSlot(WeightSlot):
         self._waiting = {}
         return self._weight.nbytes
 
+    def estimated_bytes(self, stored: DType, dtype: DType, quantization: Quantization) -> int:
+        format = self._format([stored], quantization)
+        itemsize = dtype.itemsize if format is None else format.bytes_per_weight
+        return int(itemsize * sum(math.prod(shape) for shape in self._shapes.values()))
+
     @property
     def weight(self) -> Weight:
         """The packed weight. Raises WeightsError before it is complete."""
         if self._weight is None:
             raise WeightsError(f"{', '.join(self._shapes)} used before it was loaded")
         return self._weight
+
+    def _format(self, stored: Sequence[DType], quantization: Quantization) -> WeightFormat | None:
+        """How the weight is kept, its parts being stored in these. None: in the engine's dtype."""
+        return None
 
     @abstractmethod
     def _pack(

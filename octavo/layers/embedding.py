@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from octavo.contracts.tensor import HostTensor
+from octavo.contracts.tensor import DType, HostTensor
+from octavo.contracts.weight_format import WeightFormat
 from octavo.kernels.ops import Backend, Ops, Value, Weight
 from octavo.layers.base import Module, PackedSlot
 from octavo.quant.base import Quantization
@@ -33,14 +34,19 @@ class Embedding(PackedSlot):
         """Rows of the step's token ids: [T, D] float32."""
         return ops.embedding(self.weight, scale=self._scale)
 
+    def _format(self, stored: Sequence[DType], quantization: Quantization) -> WeightFormat | None:
+        if self._tied:
+            return quantization.linear_format(self._name, stored)
+        return quantization.embedding_format(stored[0])
+
     def _pack(
         self, tensors: Mapping[str, HostTensor], backend: Backend, quantization: Quantization
     ) -> Weight:
         (table,) = tensors.values()
+        format = self._format([table.dtype], quantization)
         if self._tied:
-            format = quantization.linear_format(self._name, [table])
             return backend.pack_linear([table], format=format)
-        return backend.pack_embedding(table, format=quantization.embedding_format(table))
+        return backend.pack_embedding(table, format=format)
 
 
 class LMHead(Module):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from octavo.contracts.tensor import HostTensor
+from octavo.contracts.tensor import DType, HostTensor
+from octavo.contracts.weight_format import WeightFormat
 from octavo.errors import ConfigError
 from octavo.kernels.ops import Activation, Backend, Ops, Value, Weight
 from octavo.layers.base import PackedSlot
@@ -83,12 +84,15 @@ class ColumnParallelLinear(PackedSlot):
         """x act [*, K] → [*, N] float32."""
         return ops.linear(x, self.weight)
 
+    def _format(self, stored: Sequence[DType], quantization: Quantization) -> WeightFormat | None:
+        return quantization.linear_format(next(iter(self._parts)), stored)
+
     def _pack(
         self, tensors: Mapping[str, HostTensor], backend: Backend, quantization: Quantization
     ) -> Weight:
         parts = self._stack(tensors, "weight")
         bias = self._stack(tensors, "bias") if self._bias else None
-        format = quantization.linear_format(next(iter(self._parts)), parts)
+        format = self._format([part.dtype for part in parts], quantization)
         return backend.pack_linear(parts, bias, gated=self._gated, format=format)
 
     def _stack(self, tensors: Mapping[str, HostTensor], kind: str) -> list[HostTensor]:
@@ -156,6 +160,9 @@ class RowParallelLinear(PackedSlot):
             return ops.linear(x, self.weight)
         return ops.linear_add(x, self.weight, residual)
 
+    def _format(self, stored: Sequence[DType], quantization: Quantization) -> WeightFormat | None:
+        return quantization.linear_format(self._name, stored)
+
     def _pack(
         self, tensors: Mapping[str, HostTensor], backend: Backend, quantization: Quantization
     ) -> Weight:
@@ -163,5 +170,5 @@ class RowParallelLinear(PackedSlot):
         adds_bias = self._bias and self._shard.rank == 0
         bias = [tensors[f"{self._name}.bias"]] if adds_bias else None
         return backend.pack_linear(
-            [weight], bias, format=quantization.linear_format(self._name, [weight])
+            [weight], bias, format=self._format([weight.dtype], quantization)
         )

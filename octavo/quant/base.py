@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from octavo.contracts.tensor import DType, HostTensor
+from octavo.contracts.tensor import DType
 from octavo.contracts.weight_format import WeightFormat
 
 
@@ -19,26 +19,17 @@ class Quantization(ABC):
     name: str
 
     @abstractmethod
-    def linear_format(self, name: str, parts: Sequence[HostTensor]) -> WeightFormat | None:
+    def linear_format(self, name: str, stored: Sequence[DType]) -> WeightFormat | None:
         """Of a linear weight.
 
         Args:
             name: the checkpoint's, of its first part: "model.layers.0.mlp.down_proj".
-            parts: [n_i, K], stacked along the outputs.
+            stored: what each part is stored in, of those stacked along the outputs.
         """
 
     @abstractmethod
-    def embedding_format(self, table: HostTensor) -> WeightFormat | None:
+    def embedding_format(self, stored: DType) -> WeightFormat | None:
         """Of a table that is only gathered from."""
-
-    @abstractmethod
-    def bytes_per_weight(self, checkpoint: DType, dtype: DType) -> float:
-        """About what an element of a matrix takes; for a check before anything is loaded.
-
-        Args:
-            checkpoint: what most elements are stored in.
-            dtype: the engine's.
-        """
 
 
 class Unquantized(Quantization):
@@ -46,14 +37,11 @@ class Unquantized(Quantization):
 
     name = "none"
 
-    def linear_format(self, name: str, parts: Sequence[HostTensor]) -> WeightFormat | None:
+    def linear_format(self, name: str, stored: Sequence[DType]) -> WeightFormat | None:
         return None
 
-    def embedding_format(self, table: HostTensor) -> WeightFormat | None:
+    def embedding_format(self, stored: DType) -> WeightFormat | None:
         return None
-
-    def bytes_per_weight(self, checkpoint: DType, dtype: DType) -> float:
-        return dtype.itemsize
 
 
 UNQUANTIZED = Unquantized()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.contracts.tensor import DType, HostTensor
+from octavo.contracts.tensor import DType
 from octavo.contracts.weight_format import WeightFormat
 from octavo.quant.base import Quantization
 
@@ -14,15 +14,11 @@ class GGUFQuantization(Quantization):
 
     name = "gguf"
 
-    def linear_format(self, name: str, parts: Sequence[HostTensor]) -> WeightFormat | None:
-        return smallest_format({part.dtype for part in parts})
+    def linear_format(self, name: str, stored: Sequence[DType]) -> WeightFormat | None:
+        return smallest_format(set(stored))
 
-    def embedding_format(self, table: HostTensor) -> WeightFormat | None:
-        return smallest_format({table.dtype})
-
-    def bytes_per_weight(self, checkpoint: DType, dtype: DType) -> float:
-        format = smallest_format({checkpoint})
-        return dtype.itemsize if format is None else format.bytes_per_weight
+    def embedding_format(self, stored: DType) -> WeightFormat | None:
+        return smallest_format({stored})
 
 
 def smallest_format(dtypes: set[DType]) -> WeightFormat | None:

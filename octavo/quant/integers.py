@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.contracts.tensor import DType, HostTensor
+from octavo.contracts.tensor import DType
 from octavo.contracts.weight_format import WeightFormat
 from octavo.quant.base import Quantization
 
@@ -18,14 +18,11 @@ class Int8Quantization(Quantization):
 
     name = "int8"
 
-    def linear_format(self, name: str, parts: Sequence[HostTensor]) -> WeightFormat | None:
+    def linear_format(self, name: str, stored: Sequence[DType]) -> WeightFormat | None:
         return WeightFormat.INT8
 
-    def embedding_format(self, table: HostTensor) -> WeightFormat | None:
+    def embedding_format(self, stored: DType) -> WeightFormat | None:
         return None
-
-    def bytes_per_weight(self, checkpoint: DType, dtype: DType) -> float:
-        return WeightFormat.INT8.bytes_per_weight
 
 
 class Int4Quantization(Quantization):
@@ -39,15 +36,12 @@ class Int4Quantization(Quantization):
 
     name = "int4"
 
-    def linear_format(self, name: str, parts: Sequence[HostTensor]) -> WeightFormat | None:
+    def linear_format(self, name: str, stored: Sequence[DType]) -> WeightFormat | None:
         module = name.rpartition(".")[2]
         return WeightFormat.INT8_G32 if module in _SENSITIVE else WeightFormat.INT4_G32_MIN
 
-    def embedding_format(self, table: HostTensor) -> WeightFormat | None:
+    def embedding_format(self, stored: DType) -> WeightFormat | None:
         return None
-
-    def bytes_per_weight(self, checkpoint: DType, dtype: DType) -> float:
-        return WeightFormat.INT8_G32.bytes_per_weight
 
 
 _SENSITIVE = {"q_proj", "qkv_proj", "down_proj", "lm_head", "embed_tokens"}

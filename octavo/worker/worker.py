@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,6 +30,7 @@ from octavo.worker.memory import (
     MemoryNeeds,
     check_weights_fit,
     format_plan,
+    human,
     plan_memory,
     plannable_length,
 )
@@ -68,8 +69,11 @@ class Worker:
         config = self._config.resolve(model_max_len=model.max_position)
         dtype = resolve_dtype(config.model.dtype, self._files.checkpoint_dtype)
         quantization = quantization_of(config.model.quantization, config.model.dtype)
-        bytes_per_weight = quantization.bytes_per_weight(self._files.checkpoint_dtype, dtype)
-        check_weights_fit(int(bytes_per_weight * _num_weights(model)), available)
+        stored = self._files.checkpoint_dtype
+        slots = model.slots()
+        check_weights_fit(
+            sum(slot.estimated_bytes(stored, dtype, quantization) for slot in slots), available
+        )
         backend = self._backend = create_backend(
             config.device.device, dtype, config.device.num_threads
         )
@@ -78,7 +82,10 @@ class Worker:
             if config.model.load_format == "dummy"
             else self._files.weights()
         )
+        begin = time.perf_counter()
         num_weight_bytes = load_weights(model, weights, backend, quantization)
+        seconds = time.perf_counter() - begin
+        logger.info("loaded %s of weights in %.2f s", human(num_weight_bytes), seconds)
         groups = group_layers(model.kv_specs(dtype))
         plan = self._plan(config, model, backend, groups, available, num_weight_bytes)
         config = replace(config, model=replace(config.model, max_model_len=plan.max_model_len))
@@ -188,11 +195,6 @@ def step_limits(
         max_blocks_per_request=-(-max_model_len // smallest_block),
         max_position=max_model_len,
     )
-
-
-def _num_weights(model: CausalLM) -> int:
-    """Elements of all tensors, each once."""
-    return sum(math.prod(shape) for slot in model.slots() for shape in slot.expected().values())
 
 
 def _capture(

@@ -41,7 +41,7 @@ from octavo.core.scheduler import Scheduler
 EOS = 0
 ENGINE_FIELDS = (
     *("sample_index", "fork_of", "priority", "cache_salt", "lora_name", "extras"),
-    *("bad_words_token_ids", "leaves_fork_source"),
+    *("bad_words_token_ids", "leaves_fork_source", "service_class"),
 )
 POISON = -1
 SECRET = bytes(range(32))
@@ -408,7 +408,9 @@ class FakeCore:
         step = self.scheduler.schedule()
         self.scheduler.check_integrity()
         assert step.total_num_scheduled_tokens <= self.budget
-        assert not (step.preempted_request_ids and step.new_requests)
+        for new in step.new_requests:
+            added = self.sent[new.request_id].service_class
+            assert all(added < self.sent[r].service_class for r in step.preempted_request_ids)
         assert len(step.samples) == len(set(step.samples))
         if step.num_scheduled_tokens:
             self._check_writers()

@@ -75,3 +75,13 @@ def test_drafts_take_what_rows_are_left() -> None:
     assert budget.num_drafts(1, 0) == 2
     assert TokenBudget(100, 0, num_draft_rows=200).num_drafts(1, 10) == 89
     assert TokenBudget(100, 0).num_drafts(1, 10) == 89
+
+
+def test_what_is_withheld_is_not_given_out() -> None:
+    budget = TokenBudget(100, 0)
+    budget.remaining -= 30
+    budget.withhold_all_but(16)
+    assert (budget.remaining, budget.withheld) == (16, 54)
+    assert budget.chunk(40) == 16
+    budget.withhold_all_but(20)
+    assert (budget.remaining, budget.withheld, budget.num_given) == (16, 54, 30)

@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.contracts.messages import ServiceClass
 from octavo.core import policy
-from octavo.core.policy import MAX_OVERTAKES, MAX_PASSED_OVER, ORDERS, PassedOver, RequestQueue
+from octavo.core.policy import (
+    MAX_OVERTAKES,
+    MAX_PASSED_OVER,
+    MAX_TOKENS_BESIDE,
+    ORDERS,
+    PassedOver,
+    RequestQueue,
+)
 from octavo.core.request import Request
 from tests.core.fake_worker import FakeCore, make_request
 
@@ -163,3 +171,144 @@ def test_prompts_under_way_keep_what_they_were_admitted_by() -> None:
     core.run()
     core.check_complete()
     assert core.scheduler.stats().num_preemptions == 0
+
+
+# ------------------------------------------------------------------------ service classes
+
+BATCH = ServiceClass.BATCH
+
+
+@pytest.mark.parametrize("name", ["fcfs", "priority"])
+def test_classes_come_before_the_policy(name: str) -> None:
+    queue = RequestQueue(ORDERS[name])
+    made = [request(i, priority=i) for i in range(4)]
+    made[0].service_class = made[1].service_class = BATCH
+    for each in made:
+        queue.add(each)
+    assert [r.arrival_index for r in queue.requests] == [2, 3, 0, 1]
+    assert queue.bounds(ServiceClass.INTERACTIVE) == (0, 2)
+    assert queue.bounds(BATCH) == (2, 4)
+    queue.remove(made[3])
+    queue.remove(made[2])
+    assert queue.bounds(ServiceClass.INTERACTIVE) == (0, 0)
+
+
+def batch_core(num_lines: int = 4, **options: Any) -> FakeCore:
+    """Lines of a batch that are decoding: with four, all places are taken."""
+    core = FakeCore(**{"max_num_seqs": 4, "num_blocks": 64, "budget": 100, **options})
+    for i in range(num_lines):
+        core.add(f"line {i}", [i + 1] * 20, max_tokens=60, ignore_eos=True, service_class=BATCH)
+    while len(core.scheduler._running.requests) < num_lines:
+        core.step()
+    return core
+
+
+@pytest.mark.parametrize("name", ["fcfs", "priority"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_interactive_request_takes_a_place_of_the_batch_at_once(name: str, depth: int) -> None:
+    core = batch_core(policy=name, depth=depth)
+    core.add("chat", [9] * 30, max_tokens=5, ignore_eos=True, priority=9)
+    step = core.schedule()
+    assert [new.request_id for new in step.new_requests] == ["chat"]
+    assert step.num_scheduled_tokens["chat"] == 30
+    assert step.preempted_request_ids == ["line 3"]
+    core.run()
+    core.check_complete()
+    assert core.scheduler.stats().num_preemptions == 1
+
+
+def test_an_interactive_request_takes_blocks_of_the_batch() -> None:
+    core = batch_core(num_blocks=12, max_model_len=150)  # 11, of which the lines hold 8
+    core.add("chat", [9] * 70, max_tokens=5, ignore_eos=True)  # 5
+    step = core.schedule()
+    assert [new.request_id for new in step.new_requests] == ["chat"]
+    assert step.preempted_request_ids == ["line 3"]
+    core.run()
+    core.check_complete()
+
+
+def test_the_batch_loses_nothing_where_it_would_not_be_enough() -> None:
+    core = batch_core(num_lines=3, num_blocks=12, max_num_seqs=5, max_model_len=150)
+    core.add("first", [8] * 60, max_tokens=30, ignore_eos=True)  # 5 of 11, the lines hold 6
+    core.step()
+    assert core.scheduler.stats().num_preemptions == 0
+    core.add("second", [9] * 130, max_tokens=5, ignore_eos=True)  # 9
+    core.step()
+    assert core.scheduler.stats().num_preemptions == 0
+    core.run()
+    core.check_complete()
+
+
+def test_one_that_waits_for_its_parent_takes_nothing() -> None:
+    core = batch_core()
+    core.add_n("n", 2, [9] * 150, max_tokens=2, ignore_eos=True)
+    step = core.schedule()
+    assert step.preempted_request_ids == ["line 3"]
+    assert not core.schedule().preempted_request_ids
+    core.run()
+    core.check_complete()
+
+
+def test_beside_interactive_requests_the_batch_has_few_tokens() -> None:
+    core = FakeCore(max_num_seqs=64, num_blocks=300, budget=200, max_model_len=300)
+    for i in range(30):
+        core.add(f"line {i}", [i] * 100, max_tokens=9, ignore_eos=True, service_class=BATCH)
+    assert sum(core.schedule().num_scheduled_tokens.values()) == 200
+    core.settle()
+    core.add("chat", [9] * 250, max_tokens=30, ignore_eos=True)
+    shares = []
+    while core.answers["chat"].finish_reason is None:
+        step = core.schedule()
+        own = step.num_scheduled_tokens["chat"]
+        shares.append((own, sum(step.num_scheduled_tokens.values()) - own))
+        assert next(iter(step.num_scheduled_tokens)) == "chat"
+        core.settle()
+    assert shares[0] == (200, 0)  # the prompt comes before all running lines
+    assert shares[1] == (50, MAX_TOKENS_BESIDE)
+    assert all(own == 1 and 0 < rest <= MAX_TOKENS_BESIDE for own, rest in shares[2:])
+    core.run()
+    core.check_complete()
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_lines_change_nothing_for_interactive_requests(data: st.DataObject) -> None:
+    """Beside lines of a batch every interactive request is admitted, and ends, in the very step
+    in which it would without them."""
+    num_steps = st.integers(0, 4)
+    arrivals = data.draw(
+        st.lists(
+            st.tuples(st.integers(1, 60), st.integers(1, 20), num_steps, st.booleans()),
+            min_size=1,
+            max_size=12,
+        )
+    )
+    name = data.draw(st.sampled_from(["fcfs", "priority"]))
+    seen: list[dict[str, list[int]]] = []
+    for has_lines in (False, True):
+        core = FakeCore(
+            num_blocks=14, max_num_seqs=4, budget=30, max_model_len=90, prefix_caching=False,
+            policy=name,
+        )  # fmt: skip
+        scheduled: dict[str, list[int]] = {}
+        now = 0
+        last = (1, 1, 500, True)
+        for i, (num_prompt, max_tokens, steps, is_line) in enumerate([*arrivals, last]):
+            if has_lines or not is_line:
+                core.add(
+                    str(i),
+                    [i % 7 + 1] * num_prompt,
+                    max_tokens=max_tokens,
+                    ignore_eos=True,
+                    service_class=BATCH if is_line else ServiceClass.INTERACTIVE,
+                )
+            for _ in range(steps):
+                now += 1
+                before = len(core.steps)
+                core.step()
+                for request_id in [r for s in core.steps[before:] for r in s.num_scheduled_tokens]:
+                    if core.sent[request_id].service_class is ServiceClass.INTERACTIVE:
+                        scheduled.setdefault(request_id, []).append(now)
+        core.check_complete()
+        seen.append(scheduled)
+    assert seen[0] == seen[1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from octavo.contracts.features import Admission, RequestView, SchedulerHook
-from octavo.contracts.messages import FinishReason
+from octavo.contracts.messages import FinishReason, ServiceClass
 from octavo.errors import RequestError
 from tests.core.fake_worker import FakeCore
 
@@ -32,6 +32,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
         "seed": draw(st.integers(0, 3)),
         "ignore_eos": draw(st.booleans()),
         "priority": draw(st.integers(0, 2)),
+        "service_class": draw(st.sampled_from([*ServiceClass, ServiceClass.INTERACTIVE])),
         "cache_salt": draw(st.sampled_from([None, None, "a"])),
     }
     if draw(st.booleans()):

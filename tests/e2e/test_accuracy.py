@@ -32,7 +32,7 @@ def check(files: ModelFiles, name: str, num_tokens: int) -> None:
     assert 0 < result["mean_kl"] <= variant.limit
 
 
-@pytest.mark.parametrize("name", ["q4_1", "int8"])
+@pytest.mark.parametrize("name", ["file", "q4_1", "int8"])
 def test_mean_kl_on_a_short_text(files: ModelFiles, name: str) -> None:
     check(files, name, 100)
 
@@ -59,7 +59,9 @@ def test_answers_of_blocks_as_stored_are_those_of_their_values(smollm2_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bfloat16", "int8", "int4", *(d.value for d in accuracy.BLOCKS)])
+@pytest.mark.parametrize(
+    "name", ["bfloat16", "file", "int8", "int4", *(d.value for d in accuracy.BLOCKS)]
+)
 def test_mean_kl(files: ModelFiles, name: str) -> None:
     check(files, name, 2000)
 

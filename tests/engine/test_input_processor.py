@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from octavo.config.sections import ModelConfig
+from octavo.contracts.codec import Decoder, Encoder
+from octavo.contracts.messages import EngineRequest, ServiceClass
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.errors import ModelError, PromptTooLongError, RequestError
@@ -173,6 +175,13 @@ class TestOptions:
     def test_cache_salt_twice(self) -> None:
         with pytest.raises(RequestError, match="twice"):
             process({"prompt": "Hi", "cache_salt": "a"}, cache_salt="b")
+
+    def test_service_class(self) -> None:
+        assert process("Hi").engine_requests[0].service_class is ServiceClass.INTERACTIVE
+        (request,) = process("Hi", service_class=ServiceClass.BATCH).engine_requests
+        assert request.service_class is ServiceClass.BATCH
+        copy = Decoder(EngineRequest).decode(Encoder().encode(request))
+        assert copy.service_class is ServiceClass.BATCH
 
     @pytest.mark.parametrize("priority", [-(2**31), 0, 2**31 - 1])
     def test_priority(self, priority: int) -> None:

@@ -150,6 +150,8 @@ def test_where_prompt_tokens_come_from() -> None:
     requests = requests_of("a", n=2)
     requests[1].fork_of = "0_a"
     metrics.add_requests(requests)
+    told: list[FinishedSequence] = []
+    metrics.on_finished = told.append
     first = {"queue_time": 0.1, "num_cached_tokens": 2}
     metrics.record_outputs(outputs_of("0_a", "1_a", **first), 101.0)
     end = {"finish_reason": FinishReason.STOP, "num_preemptions": 3}
@@ -160,6 +162,7 @@ def test_where_prompt_tokens_come_from() -> None:
     assert samples["prompt_tokens_cached_total", "a"] == 2
     assert samples["request_num_preemptions_sum", "a"] == 6
     assert samples["request_prefill_kv_computed_tokens_sum", "a"] == 6
+    assert [sequence.num_cached_tokens for sequence in told] == [2, 0]
 
 
 def test_why_sequences_wait() -> None:

@@ -18,6 +18,7 @@ from tests.policy.test_layers import FORBIDDEN_ARGUMENTS, FORBIDDEN_CALLS, FORBI
 from tests.policy.tree import ROOT, repository_files
 
 MODULES = FORBIDDEN_MODULES.keys() - {"transformers", "multiprocessing"}
+CALLS = FORBIDDEN_CALLS.keys() - {"os.fork", "tempfile.mktemp"}  # wrong for other reasons
 OTHERS = [
     path
     for path in repository_files()
@@ -36,7 +37,7 @@ def dangers(tree: ast.AST) -> list[str]:
             found.append(str(node.module))
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            found += [name] if name in FORBIDDEN_CALLS else []
+            found += [name] if name in CALLS else []
             found += [f"{name}({k.arg}=…)" for k in node.keywords if _is_dangerous(k)]
     return found
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,9 +87,9 @@ async def test_fields_that_bring_code_or_files_are_refused(name: str) -> None:
         *("file:///etc/passwd", "~/.ssh/id_rsa", "proc/self/environ", "..;/etc/passwd"),
     ],
 )
-async def test_paths_stay_where_they_are(path: str) -> None:
-    """Under every prefix that routes have."""
-    async with serving() as s:
+async def test_paths_stay_where_they_are(path: str, tmp_path: Path) -> None:
+    """Under every prefix that routes have, with stored files."""
+    async with serving(batch_dir=str(tmp_path)) as s:
         for prefix in ("", "v1/", "v1/models/", "docs/", "static/", "v1/files/", "v1/batches/"):
             for method in ("GET", "DELETE"):
                 reply = await s.request(method, f"/{prefix}{path}", None, {})

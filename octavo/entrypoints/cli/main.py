@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from octavo.entrypoints.cli import bench, chat, collect_env, export, generate, models, pull, serve
+from octavo.entrypoints.cli import (
+    bench,
+    chat,
+    collect_env,
+    export,
+    generate,
+    models,
+    pull,
+    run_batch,
+    serve,
+)
 from octavo.errors import OctavoError
 from octavo.log import configure_logging, get_logger
 
@@ -25,6 +35,7 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
+app.command("run-batch")(run_batch.run_batch)
 app.command("chat")(chat.chat)
 app.command("pull")(pull.pull)
 app.add_typer(models.app, name="models")

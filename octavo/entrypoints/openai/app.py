@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.anthropic.errors import error_response
+from octavo.entrypoints.batches import batches, files
 from octavo.entrypoints.openai import (
     admin,
     chat,
@@ -29,6 +30,7 @@ from octavo.entrypoints.openai.endpoint import Endpoint
 from octavo.entrypoints.openai.errors import APIError, as_api_error
 from octavo.entrypoints.openai.gate import Gate
 from octavo.entrypoints.openai.openapi import documentation_routes
+from octavo.entrypoints.responses import routes as responses
 from octavo.entrypoints.web import engine_state, pages
 from octavo.errors import OctavoError, shown
 
@@ -52,6 +54,9 @@ ROUTES: tuple[APIRoute, ...] = (
     *engine_state.ROUTES,
     *pages.ROUTES,
     *messages.ROUTES,
+    *responses.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
 )
 """All routes but those of the documentation and of --server-dev-mode."""
 

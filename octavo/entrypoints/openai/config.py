@@ -24,6 +24,9 @@ _AT_LEAST = {
     "max_request_bytes": 1,
     "max_logprobs": -1,
     "api_server_count": 1,
+    "max_batch_file_bytes": 1,
+    "max_batch_storage_bytes": 1,
+    "max_batch_lines_in_flight": 0,
     "shutdown_timeout": 0,
     "body_timeout": 0,
     "stall_timeout": 0,
@@ -109,6 +112,17 @@ class ServerConfig:
         False,
         "routes that act on the whole server: pause, resume, abort_requests, reset_prefix_cache, "
         "server_info (vLLM's VLLM_SERVER_DEV_MODE)",
+    )
+    enable_batches: bool = option(True, "the Files and Batches APIs")
+    batch_dir: str | None = option(
+        None,
+        "folder of files and batches; None: one under OCTAVO_HOME for the served names, created "
+        "when there is something to store",
+    )
+    max_batch_file_bytes: int = option(200 * 2**20, "largest uploaded file; more gets 413")
+    max_batch_storage_bytes: int = option(20 * 2**30, "most bytes of all files together")
+    max_batch_lines_in_flight: int = option(
+        0, "most lines of batches that run at once; 0: three quarters of --max-num-seqs"
     )
     disable_fastapi_docs: bool = option(False, "no /docs and /openapi.json (the name is vLLM's)")
     log_level: LogLevel = option("info", "info has a line per request")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
+from octavo.contracts.messages import ServiceClass
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.parsing import parse_query
 from octavo.entrypoints.openai.sse import EventStream
@@ -46,6 +47,7 @@ class Call:
     receive: Receive
     body: bytes
     ticket: Ticket
+    service_class: ServiceClass = ServiceClass.INTERACTIVE
 
     @property
     def record(self) -> RequestRecord:

@@ -24,7 +24,7 @@ from octavo.entrypoints.openai.state import MAX_CHOICES
 
 if TYPE_CHECKING:
     from octavo.contracts.beam_search_params import BeamSearchParams
-    from octavo.contracts.messages import CompletionOutput, RequestOutput
+    from octavo.contracts.messages import CompletionOutput, RequestOutput, ServiceClass
     from octavo.contracts.sampling_params import SamplingParams
     from octavo.engine.output_processor import ParserOf
     from octavo.entrypoints.openai.admission import Ticket
@@ -57,6 +57,7 @@ class Generation:
     public_id: str
     default_max_tokens: int | None
     priority: int
+    service_class: ServiceClass
     cache_salt: str | None
     beams: BeamSearchParams | None = None
     parsing: AnswerParsing | None = None
@@ -161,6 +162,7 @@ class Generation:
             self._params(i),
             self._ids[i],
             priority=self.priority,
+            service_class=self.service_class,
             cache_salt=self.cache_salt,
             parser_of=self._parser_of(i),
         )
@@ -177,6 +179,7 @@ class Generation:
             msgspec.structs.replace(beams, max_tokens=self._params(i).max_tokens),
             self._ids[i],
             priority=self.priority,
+            service_class=self.service_class,
             cache_salt=self.cache_salt,
             # Beams show all special tokens or none.
             skip_special_tokens=self.params.skip_special_tokens
@@ -250,6 +253,7 @@ def begin(
         public_id=public_id_of(call, request.request_id, id_prefix),
         default_max_tokens=default_max_tokens,
         priority=priority,
+        service_class=call.service_class,
         cache_salt=request.cache_salt,
         beams=beams,
         parsing=parsing,

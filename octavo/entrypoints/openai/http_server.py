@@ -291,12 +291,15 @@ async def serve(
     if private is not None:
         https.append(_UvicornServer(_uvicorn_config(private[0]), lambda: None))
         servings.append(asyncio.ensure_future(https[1].serve(sockets=[private[1]])))
+    batches = None if server.batches is None else asyncio.ensure_future(server.batches.run())
     stopped = asyncio.ensure_future(stop.drain.wait())
     died = asyncio.ensure_future(_death(server, others))
     status = 0
     try:
         await asyncio.wait({*servings, stopped, died}, return_when=asyncio.FIRST_COMPLETED)
         server.admission.draining = True
+        if batches is not None:
+            batches.cancel()  # they go on after the next start
         linger = time.monotonic()
         if died.done():
             logger.error("%s", died.result())
@@ -314,9 +317,12 @@ async def serve(
             http.stop()
         await asyncio.gather(*servings)
     finally:
-        for task in (*servings, stopped, died):
+        tasks = [*servings, stopped, died, *([] if batches is None else [batches])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*servings, stopped, died, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if server.batches is not None:
+            await server.batches.close()
         if server.tracing is not None:
             await asyncio.to_thread(server.tracing.shutdown)
     return status

@@ -136,13 +136,13 @@ class KeyRing:
         keys = [*self._unnamed, *self._named()]
         if len(keys) > MAX_KEYS:
             raise ConfigError(f"{len(keys)} API keys are more than {MAX_KEYS}; remove some")
-        for what in ("name", "digest"):
-            seen: dict[object, str] = {}
+        for attribute, what in (("name", "name"), ("digest", "key")):
+            seen: dict[object, ApiKey] = {}
             for key in keys:
-                if (other := seen.setdefault(getattr(key, what), key.name)) is not key.name:
-                    kind = "name" if what == "name" else "key"
+                other = seen.setdefault(getattr(key, attribute), key)
+                if other is not key:
                     raise ConfigError(
-                        f"API keys {shown(other)} and {shown(key.name)} have the same {kind}; "
+                        f"API keys {shown(other.name)} and {shown(key.name)} have the same {what}; "
                         "each needs one of its own"
                     )
         for key in keys:

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ async def serve_model(
     starting = asyncio.ensure_future(AsyncLLM.start(engine_config, core))
     await asyncio.sleep(0)  # the core gets its orders before the imports below
     try:
+        from octavo.entrypoints.batches.service import batch_folder
         from octavo.entrypoints.openai import http_server
         from octavo.entrypoints.openai.app import build_app
         from octavo.entrypoints.openai.banner import banner
@@ -62,6 +64,7 @@ async def serve_model(
         engine = await _started(starting, stop)
         if engine is None:
             return 0
+        config = replace(config, batch_dir=batch_folder(config, engine.config.model.model))
         server = serve_engine(engine, config, keys)
         server.tracing = tracing
         app = build_app(server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -20,6 +21,9 @@ from octavo.engine.metrics import CORE_FAMILIES, PREFIX, collect
 from octavo.entrypoints.openai.keys import ApiKey
 from octavo.entrypoints.openai.quotas import REJECTIONS, KeyAccount
 from octavo.entrypoints.openai.state import Server
+
+if TYPE_CHECKING:
+    from octavo.entrypoints.batches.service import BatchService
 
 _KEY_COUNTERS: tuple[tuple[str, str, Callable[[KeyAccount], int]], ...] = (
     ("api_key_requests", "Requests let in, by API key.", lambda a: a.num_requests),
@@ -69,6 +73,29 @@ def server_families(server: Server) -> Iterator[Metric]:
     in_flight = GaugeMetricFamily(PREFIX + "http_requests_in_flight", "Requests being answered.")
     in_flight.add_metric([], server.in_flight)
     yield in_flight
+    if server.batches is not None:
+        yield from _batches(server.batches)
+
+
+def _batches(batches: BatchService) -> Iterator[Metric]:
+    for name, help_text, value in (
+        ("batches_running", "Batches that run.", batches.num_active),
+        (
+            "batch_lines_waiting",
+            "Lines of batches that wait to run.",
+            batches.num_waiting,
+        ),
+        ("batch_lines_running", "Lines of batches in flight.", batches.slots.num_running),
+    ):
+        gauge = GaugeMetricFamily(PREFIX + name, help_text)
+        gauge.add_metric([], value)
+        yield gauge
+    lines = CounterMetricFamily(
+        PREFIX + "batch_lines", "Lines of batches that are done.", labels=["outcome"]
+    )
+    for outcome, count in batches.num_finished.items():
+        lines.add_metric([outcome], count)
+    yield lines
 
 
 def _keys(keys: Iterable[ApiKey]) -> Iterator[Metric]:

@@ -6,8 +6,10 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo.contracts.messages import ServiceClass
 from octavo.engine.metrics import Histogram
 from octavo.entrypoints.openai.admission import Admission
 from octavo.entrypoints.openai.chat_output import OutputFormats, output_formats
@@ -15,6 +17,7 @@ from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.keys import KeyRing, configured_keys
 from octavo.entrypoints.openai.tokens import TokenTable
+from octavo.entrypoints.responses.store import ResponseStore
 from octavo.errors import shown
 
 if TYPE_CHECKING:
@@ -25,10 +28,11 @@ if TYPE_CHECKING:
     from octavo.contracts.pause_mode import PauseMode
     from octavo.contracts.pooling_params import PoolingParams
     from octavo.contracts.sampling_params import SamplingParams
-    from octavo.engine.metrics import EngineMetrics
+    from octavo.engine.metrics import EngineMetrics, FinishedSequence
     from octavo.engine.output_processor import ParserOf
     from octavo.engine.tokenizer import Tokenizer
     from octavo.engine.wire import CoreInfo
+    from octavo.entrypoints.batches.service import BatchService
     from octavo.entrypoints.openai.tracing import Tracing
     from octavo.entrypoints.web.feed import Feed
 
@@ -59,6 +63,7 @@ class EngineClient(Protocol):
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
         parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]: ...
@@ -69,6 +74,7 @@ class EngineClient(Protocol):
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
         skip_special_tokens: bool = True,
     ) -> RequestOutput: ...
@@ -127,6 +133,9 @@ class Server:
         keys: who may use it; without any, everybody.
         in_flight: requests that were let in and have not been answered to the end.
         http_requests: (route, method, status) → count, for /metrics.
+        responses: of /v1/responses, those that are kept.
+        batches: files and batches; None: this server keeps none.
+        batch_admission: the account of their lines: nobody is refused because of these.
         http_seconds: route → how long its requests took.
         tracing: where their traces go.
         feeds: what the dashboard shows, by the engine's identity (`id`).
@@ -138,6 +147,7 @@ class Server:
     keys: KeyRing = field(default_factory=KeyRing)
     in_flight: int = 0
     http_requests: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     feeds: dict[int, Feed] = field(default_factory=dict)
     siblings: Sequence[str] = ()
     tracing: Tracing | None = None
@@ -150,10 +160,24 @@ class Server:
             max_num_queued_tokens=-(-self.config.max_num_queued_tokens // num_front_ends),
             max_body_bytes=MAX_BODIES * self.config.max_request_bytes,
         )
+        self.batches: BatchService | None = None
+        if self.config.batch_dir is not None:
+            from octavo.entrypoints.batches.service import BatchService
+
+            self.batches = BatchService(self, Path(self.config.batch_dir))
+        self.batch_admission = Admission()
         self._serial = itertools.count()
         for engine in self.engines.values():
-            engine.metrics.on_started = self.admission.started
-            engine.metrics.on_finished = self.admission.finished
+            engine.metrics.on_started = self._started
+            engine.metrics.on_finished = self._finished
+
+    def _started(self, engine_id: str) -> None:
+        self.admission.started(engine_id)
+        self.batch_admission.started(engine_id)
+
+    def _finished(self, sequence: FinishedSequence) -> None:
+        self.admission.finished(sequence)
+        self.batch_admission.finished(sequence)
 
     def model(self, name: str | None) -> ServedModel:
         """The model that a request names. Raises APIError 404."""

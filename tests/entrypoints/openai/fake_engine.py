@@ -30,6 +30,7 @@ from octavo.contracts.messages import (
     PoolingRequestOutput,
     RequestOutput,
     SchedulerStats,
+    ServiceClass,
 )
 from octavo.contracts.pause_mode import PauseMode
 from octavo.contracts.pooling_params import PoolingParams
@@ -210,13 +211,19 @@ class FakeEngine:
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
         parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         if self._dead is not None:
             raise EngineDeadError(self._dead)
         request = self._input.process(
-            request_id, prompt, params, priority=priority, cache_salt=cache_salt
+            request_id,
+            prompt,
+            params,
+            priority=priority,
+            service_class=service_class,
+            cache_salt=cache_salt,
         )
         async with aclosing(self._outputs_of(request, parser_of)) as outputs:
             async for output in outputs:

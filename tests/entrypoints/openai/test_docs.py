@@ -103,7 +103,10 @@ def test_parsers() -> None:
 
 def test_error_codes() -> None:
     """Every code in the source is in the table, and the table has no others."""
-    sources = (ROOT / "octavo" / "entrypoints" / "openai").glob("*.py")
+    folders = [
+        ROOT / "octavo" / "entrypoints" / name for name in ("openai", "responses", "batches")
+    ]
+    sources = [path for folder in folders for path in folder.glob("*.py")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     codes = set(re.findall(r'code="(\w+)"', text))
     codes |= set(re.findall(r'unavailable\([^()]*?"(\w+)"\)', text))

@@ -153,3 +153,32 @@ def test_none_outlives_the_core(server: Live) -> None:
     os.kill(core, signal.SIGKILL)
     assert server.process.wait(20) == 1
     assert not runs(front_end)
+
+
+def test_all_read_the_keys_again(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+
+    def write(key: str) -> None:
+        keys.write_text(f'{{"keys": [{{"name": "alice", "key": "{key}"}}]}}')
+        keys.chmod(0o600)
+
+    def status(server: Live, path: str, key: str) -> int:
+        return asyncio.run(server.request("GET", path, None, {"x-api-key": key})).status
+
+    def statuses(server: Live, key: str) -> set[int]:
+        """Of many connections, which the kernel spreads over the front ends."""
+        return {status(server, "/v1/models", key) for _ in range(16)}
+
+    write("first")
+    model = tmp_path / "model"
+    model.mkdir()
+    path = str(write_tiny_llama(model))
+    with live(path, "--api-server-count", "2", "--api-key-file", str(keys)) as server:
+        until(lambda: status(server, "/metrics", "first") == 200)  # the second one answers, too
+        assert statuses(server, "first") == {200}
+        before = front_ends(server)
+        write("second")
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: statuses(server, "second") == {200})
+        assert statuses(server, "first") == {401}
+        assert front_ends(server) == before

@@ -29,8 +29,8 @@ def test_the_page_is_current(script: ModuleType) -> None:
     assert written == script.document(), "run `python scripts/gen_metrics_docs.py`"
 
 
-async def test_a_server_has_these_and_no_others(script: ModuleType) -> None:
-    async with serving(api_key=["k"]) as s:
+async def test_a_server_has_these_and_no_others(script: ModuleType, tmp_path: Path) -> None:
+    async with serving(api_key=["k"], batch_dir=str(tmp_path)) as s:
         await s.get("/health")
         text = (await s.get("/metrics", authorization="Bearer k")).body.decode()
     there = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.entrypoints.batches import store as store_module
+from octavo.entrypoints.batches.lines import LineResult
+from octavo.entrypoints.batches.objects import Batch
+from octavo.entrypoints.batches.store import StorageFullError, Store
+from octavo.entrypoints.openai.errors import APIError
+from octavo.errors import ConfigError
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
+    made = Store(tmp_path, max_bytes=1000, clock=clock)
+    yield made
+    made.close()
+
+
+def upload(store: Store, owner: str = "me", data: bytes = b"{}\n", **options: Any) -> str:
+    file_id = store.begin_upload(owner, len(data))
+    store.path_of(file_id).write_bytes(data)
+    store.finish_upload(file_id, "name", len(data), options.get("expires_after"))
+    return file_id
+
+
+def batch(store: Store, owner: str = "me", total: int = 3, **options: Any) -> Batch:
+    made = store.create_batch(
+        owner,
+        **{
+            "endpoint": "/v1/completions",
+            "input_file_id": options.get("input_file_id") or upload(store, owner),
+            "completion_window": "1h",
+            "window_seconds": 3600,
+            "metadata": None,
+            "output_expires_after": None,
+            **options,
+        },
+    )
+    if total:
+        store.start_batch(made.id, total)
+    return store.batch(owner, made.id)
+
+
+def result(number: int, data: bytes = b"ok\n", *, is_error: bool = False) -> LineResult:
+    return LineResult(number, is_error, data)
+
+
+def test_an_upload_is_seen_when_it_is_finished(store: Store) -> None:
+    file_id = store.begin_upload("me", 10)
+    with pytest.raises(APIError):
+        store.file("me", file_id)
+    assert store.files("me", purpose=None, limit=9, order="desc", after=None) == ([], False)
+    store.remove_upload(file_id)
+    store.remove_upload(file_id)
+
+
+def test_a_line_is_stored_once(store: Store) -> None:
+    made = batch(store)
+    store.add_results(made.id, [result(1), result(2, b"bad\n", is_error=True)])
+    with pytest.raises(sqlite3.IntegrityError):
+        store.add_results(made.id, [result(3), result(1)])
+    assert store.done_lines(made.id) == {1, 2}
+    store.add_results(made.id, [result(3, b"last\n")])
+    assert store.finalize_batch(made.id)
+    store.end_batch(made.id, "completed")
+    over = store.batch("me", made.id)
+    assert over.output_file_id
+    assert over.error_file_id
+    assert store.path_of(over.output_file_id).read_bytes() == b"ok\nlast\n"
+    assert store.path_of(over.error_file_id).read_bytes() == b"bad\n"
+    assert store.file("me", over.output_file_id).bytes == 8
+    assert (over.request_counts.completed, over.request_counts.failed) == (2, 1)
+    assert store.done_lines(made.id) == set()
+
+
+def test_what_was_not_committed_is_overwritten(store: Store, tmp_path: Path) -> None:
+    made = batch(store)
+    store.add_results(made.id, [result(1)])
+    (output,) = (p for p in (tmp_path / "contents").iterdir() if p.read_bytes() == b"ok\n")
+    with output.open("ab") as file:
+        file.write(b"torn and very long indeed")
+    store.close()
+    again = Store(tmp_path, max_bytes=1000)
+    again.add_results(made.id, [result(2)])
+    assert output.read_bytes() == b"ok\nok\n"
+    again.close()
+
+
+def test_the_quota_counts_results_and_uploads(store: Store) -> None:
+    made = batch(store)
+    store.begin_upload("other", 500)
+    store.add_results(made.id, [result(1, b"x" * 400)])
+    with pytest.raises(StorageFullError, match="903 bytes are stored"):
+        store.add_results(made.id, [result(2, b"x" * 98)])
+    assert store.done_lines(made.id) == {1}
+    store.add_results(made.id, [result(2, b"x" * 97)])
+    with pytest.raises(StorageFullError):
+        store.begin_upload("me", 1)
+
+
+def test_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = batch(store)
+
+    def full(*args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(StorageFullError, match="No space left"):
+        store.add_results(made.id, [result(1)])
+    monkeypatch.undo()
+    store.add_results(made.id, [result(1)])
+    assert store.done_lines(made.id) == {1}
+
+
+def test_ends(store: Store) -> None:
+    validating = batch(store, total=0)
+    assert validating.status == "validating"
+    assert store.cancel_batch("me", validating.id).status == "cancelling"
+    store.start_batch(validating.id, 5)  # too late
+    assert store.cancel_batch("me", validating.id).status == "cancelling"
+    assert not store.finalize_batch(validating.id)
+    store.end_batch(validating.id, "cancelled")
+    with pytest.raises(APIError, match="is cancelled") as caught:
+        store.cancel_batch("me", validating.id)
+    assert caught.value.status == 409
+    finalizing = batch(store)
+    assert store.finalize_batch(finalizing.id)
+    with pytest.raises(APIError, match="is finalizing"):
+        store.cancel_batch("me", finalizing.id)
+
+
+def test_inputs_in_use_are_not_deleted(store: Store, clock: Clock) -> None:
+    file_id = upload(store, expires_after=3600)
+    made = batch(store, input_file_id=file_id)
+    with pytest.raises(APIError, match=f"{made.id}, which is in_progress") as caught:
+        store.delete_file("me", file_id)
+    assert caught.value.status == 409
+    clock.now += 4000
+    store.sweep()
+    assert store.path_of(file_id).exists()
+    store.end_batch(made.id, "expired")
+    store.sweep()
+    assert not store.path_of(file_id).exists()
+
+
+def test_what_expires_is_gone_at_once_and_swept_later(store: Store, clock: Clock) -> None:
+    made = batch(store, output_expires_after=7200)
+    store.add_results(made.id, [result(1)])
+    store.end_batch(made.id, "completed")
+    output = store.batch("me", made.id).output_file_id
+    assert output is not None
+    clock.now += 7200
+    with pytest.raises(APIError):
+        store.file("me", output)
+    assert store.path_of(output).exists()
+    store.sweep()
+    assert not store.path_of(output).exists()
+
+
+def test_crashes_leave_nothing_for_ever(store: Store, clock: Clock, tmp_path: Path) -> None:
+    cut_off = store.begin_upload("me", 10)
+    store.path_of(cut_off).write_bytes(b"half")
+    orphan = tmp_path / "contents" / "file-of-a-row-that-is-gone"
+    orphan.write_bytes(b"x")
+    running = batch(store)
+    store.add_results(running.id, [result(1)])
+    kept = {p.name for p in (tmp_path / "contents").iterdir()} - {cut_off, orphan.name}
+    for path in (tmp_path / "contents").iterdir():
+        os.utime(path, (1, 1))
+    clock.now += store_module.MAX_UPLOAD_SECONDS + 1
+    assert store.take_lock()
+    assert {p.name for p in (tmp_path / "contents").iterdir()} == kept
+
+
+def test_one_process_runs_the_batches(store: Store, tmp_path: Path) -> None:
+    other = Store(tmp_path, max_bytes=1000)
+    assert store.take_lock()
+    assert store.take_lock()
+    assert not other.take_lock()
+    made = batch(other)  # which may all the same be used
+    assert [job.id for job in store.unfinished(9)] == [made.id]
+    store.close()
+    assert other.take_lock()
+    other.close()
+
+
+def test_turns(store: Store, clock: Clock) -> None:
+    first = [batch(store, "a").id for _ in range(3)]
+    second = batch(store, "b").id
+    third = [batch(store, "c").id for _ in range(2)]
+    assert [j.id for j in store.unfinished(9)] == [
+        *(first[0], second, third[0], first[1], third[1], first[2])
+    ]
+    store.cancel_batch("a", first[2])
+    assert [j.id for j in store.unfinished(2)] == [first[2], first[0]]
+    clock.now += 3600
+    late = batch(store, "d").id
+    assert [j.id for j in store.unfinished(9)][-1] == late
+
+
+def test_counts_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("MAX_FILES", 3), ("MAX_BATCHES", 4), ("MAX_UNFINISHED", 2)):
+        monkeypatch.setattr(store_module, name, value)
+    file_id = upload(store)
+    made = [batch(store, input_file_id=file_id).id for _ in range(2)]
+    with pytest.raises(APIError, match="2 batches have not ended"):
+        batch(store, input_file_id=file_id)
+    for _ in range(6):
+        store.end_batch(made[-1], "failed")
+        made.append(batch(store, input_file_id=file_id).id)
+    kept, _ = store.batches("me", limit=99, after=None)
+    assert [b.id for b in kept] == [*made[-1:-5:-1], made[0]]  # which has not ended
+    upload(store)
+    upload(store)
+    with pytest.raises(APIError, match="delete some"):
+        upload(store)
+    upload(store, "other")
+
+
+def test_a_store_of_another_version(tmp_path: Path) -> None:
+    Store(tmp_path, max_bytes=1).close()
+    db = sqlite3.connect(tmp_path / "batches.db")
+    db.execute("PRAGMA user_version=99")
+    db.close()
+    with pytest.raises(ConfigError, match="version 99"):
+        Store(tmp_path, max_bytes=1)
