@@ -85,6 +85,7 @@ class EngineClient(Protocol):
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]: ...
     def default_sampling_params(self) -> SamplingParams: ...

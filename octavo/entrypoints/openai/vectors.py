@@ -105,6 +105,7 @@ class Vectors:
             self.params,
             engine_id,
             priority=priority,
+            service_class=self.call.service_class,
             cache_salt=self.request.cache_salt,
         )
         try:

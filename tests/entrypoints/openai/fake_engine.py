@@ -236,12 +236,18 @@ class FakeEngine:
         request_id: str,
         *,
         priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         if self._dead is not None:
             raise EngineDeadError(self._dead)
         request = self._input.process(
-            request_id, prompt, pooling_params, priority=priority, cache_salt=cache_salt
+            request_id,
+            prompt,
+            pooling_params,
+            priority=priority,
+            service_class=service_class,
+            cache_salt=cache_salt,
         )
         async with aclosing(self._outputs_of(request, None)) as outputs:
             async for output in outputs:
