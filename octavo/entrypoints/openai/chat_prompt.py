@@ -32,6 +32,10 @@ async def render_chat(
             raise bad_request(
                 f"chat_template_kwargs must not hold {name!r}", "chat_template_kwargs"
             )
+    if isinstance(request, ChatCompletionRequest) and request.reasoning_effort is not None:
+        options.setdefault("reasoning_effort", request.reasoning_effort)
+        if request.reasoning_effort == "none":
+            options.setdefault("enable_thinking", False)
     tools = chosen_tools(request)
     await model.engine.check_num_chars(sum(map(_num_chars, request.messages or ())), "messages")
     ids = await model.engine.render_chat(

@@ -25,6 +25,7 @@ _ERRORS = {
     404: "There is no such thing",
     408: "The body did not come in time",
     409: "Not in this state",
+    410: "Not kept any more",
     413: "The body is too large",
     415: "The body is not of this type",
     429: "Too many requests of this key",

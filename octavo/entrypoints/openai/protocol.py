@@ -7,7 +7,7 @@ Every field may be null, which is the same as absent; its default is in the docs
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -17,6 +17,9 @@ from octavo.contracts.sampling_limits import MAX_STOP_REGEXES, MAX_STOP_STRINGS,
 MAX_TOOLS = 1024
 MAX_LABELS = 64
 """Entries of `metadata` and `chat_template_kwargs`."""
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -114,6 +117,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
             {"type": "function", "function": {"name": …}}.
         parallel_tool_calls: false: the first call alone is given.
         include_reasoning: false: reasoning is not given.
+        reasoning_effort: a variable for the template, of the same name; "none" also clears
+            `enable_thinking`, as the templates of several families call it.
         add_generation_prompt: let the template open the assistant's turn (default true).
         continue_final_message: go on with the last, assistant, message instead.
         chat_template_kwargs: more variables for the template.
@@ -127,6 +132,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: Effort | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=MAX_LABELS)] | None = None
@@ -187,7 +193,6 @@ _BOTH: dict[str, tuple[Any, ...]] = {
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **_BOTH,
     "echo": (False,),
-    "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "modalities": (["text"],),
     "audio": (),

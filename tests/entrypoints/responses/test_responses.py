@@ -1,0 +1,389 @@
+"""OpenAI's client, unmodified, on /v1/responses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from tests.entrypoints.openai.fake_engine import FakeEngine
+from tests.entrypoints.openai.harness import MODEL, Running, eventually, serving
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+        "strict": True,
+    },
+    {"type": "function", "name": "get_time", "parameters": {}},
+]
+
+
+def hermes(name: str, **arguments: Any) -> str:
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def client_of(s: Running, key: str = "none") -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=s.url + "/v1", api_key=key, max_retries=0)
+
+
+def said(text: str, /, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "input": "SAY:" + text, **fields}
+
+
+def without_ids(value: Any) -> Any:
+    """A response but for what differs from one making to the next."""
+    changing = {"id", "call_id", "created_at", "completed_at", "input_tokens_details"}
+    if isinstance(value, dict):
+        return {k: without_ids(v) for k, v in value.items() if k not in changing}
+    return [without_ids(item) for item in value] if isinstance(value, list) else value
+
+
+async def both(client: AsyncOpenAI, body: dict[str, Any]) -> Any:
+    """A whole response, which its stream must add up to."""
+    whole = await client.responses.create(**body)
+    stream = await client.responses.create(**body, stream=True)
+    events = [event async for event in stream]
+    check_events(events)
+    assert without_ids(events[-1].response.model_dump()) == without_ids(whole.model_dump())
+    return whole
+
+
+def check_events(events: list[Any]) -> None:
+    """The order of a stream's events, and that the pieces add up to what is done."""
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    kinds = [e.type.removeprefix("response.") for e in events]
+    assert kinds[0] == "created"
+    assert kinds[1 + (kinds[1] == "queued")] == "in_progress"
+    last = events[-1].response
+    assert kinds[-1] == last.status
+    open_item: Any = None
+    text = ""
+    done = []
+    for event in events:
+        kind = event.type.removeprefix("response.")
+        if kind == "output_item.added":
+            assert open_item is None
+            assert event.output_index == len(done)
+            assert event.item.status == "in_progress"
+            assert not (
+                event.item.arguments if event.item.type == "function_call" else event.item.content
+            )
+            open_item, text = event.item, ""
+        elif kind == "content_part.added":
+            assert event.part.text == ""
+        elif kind.endswith(".delta"):
+            assert event.item_id == open_item.id
+            text += event.delta
+        elif kind.endswith(".done"):
+            assert event.output_index == len(done)
+            if kind == "output_item.done":
+                assert event.item.id == open_item.id
+                done.append(event.item)
+                open_item = None
+            elif kind == "content_part.done":
+                assert event.part.text == text
+            else:
+                assert (event.arguments if "arguments" in kind else event.text) == text
+    assert open_item is None
+    assert [i.model_dump() for i in done] == [i.model_dump() for i in last.output]
+
+
+async def test_text_and_what_is_said_of_it() -> None:
+    async with serving() as s, client_of(s) as client:
+        response = await both(client, said("Zoë 你好", metadata={"a": "b"}, user="u", top_p=0.5))
+        assert response.output_text == "Zoë 你好"
+        assert response.status == "completed"
+        assert response.metadata == {"a": "b"}
+        assert response.top_p == 0.5
+        assert response.usage.input_tokens > 0
+        assert response.usage.output_tokens == len("Zoë 你好".encode()) + 1
+        cut = await both(client, said("a long answer", max_output_tokens=3))
+        assert (cut.output_text, cut.status) == ("a l", "incomplete")
+        assert cut.incomplete_details.reason == "max_output_tokens"
+        assert cut.output[0].status == "incomplete"
+        async with client.responses.stream(**said("helper")) as stream:
+            final = await stream.get_final_response()
+        assert final.output_text == "helper"
+        forms: list[Any] = [{"type": "json_object"}]
+        forms.append(
+            {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}
+        )
+        for form in forms:
+            response = await both(client, said("{}", text={"format": form}))
+            assert response.output_text == "{}"
+
+
+async def test_calls_and_their_outputs() -> None:
+    text = f"Let me look.\n{hermes('get_weather', city='Paris')}\n{hermes('get_time')}"
+    async with serving(tool_call_parser="hermes") as s, client_of(s) as client:
+        response = await both(client, said(text, tools=TOOLS))
+        message, paris, time = response.output
+        assert message.content[0].text == "Let me look."
+        assert (paris.type, paris.name) == ("function_call", "get_weather")
+        assert json.loads(paris.arguments) == {"city": "Paris"}
+        assert paris.call_id.startswith("call_")
+        assert paris.call_id != time.call_id
+        one = await both(client, said(text, tools=TOOLS, parallel_tool_calls=False))
+        assert len(one.output) == 2
+        outputs: list[Any] = [
+            {"type": "function_call_output", "call_id": paris.call_id, "output": "12 °C"},
+            {"type": "function_call_output", "call_id": time.call_id, "output": "14:05"},
+            {"role": "user", "content": [{"type": "input_text", "text": "SAY:done"}]},
+        ]
+        start: list[Any] = [{"role": "user", "content": "SAY:" + text}]
+        for fields in (
+            {"previous_response_id": response.id, "input": outputs},
+            {"input": [*start, *response.output, *outputs]},  # the client keeps the conversation
+        ):
+            answer: Any = await client.responses.create(model=MODEL, tools=TOOLS, **fields)
+            assert answer.output_text == "done"
+            rendered, _ = s.engine.rendered[-1]
+            assert [m["role"] for m in rendered] == ["user", "assistant", "tool", "tool", "user"]
+            assert rendered[1]["content"] == "Let me look."
+            assert [c["id"] for c in rendered[1]["tool_calls"]] == [paris.call_id, time.call_id]
+            assert rendered[2]["content"] == "12 °C"
+        for choice, words in (
+            ("required", '[{"name": "get_time", "parameters": {}}]'),
+            ({"type": "function", "name": "get_time"}, "{}"),
+        ):
+            forced = await both(client, said(words, tools=TOOLS, tool_choice=choice))
+            assert [(i.name, i.arguments) for i in forced.output] == [("get_time", "{}")]
+
+
+async def test_reasoning_is_an_item() -> None:
+    async with serving(reasoning_parser="qwen3") as s, client_of(s) as client:
+        response = await both(client, said("<think>hmm</think>Yes", reasoning={"effort": "low"}))
+        thought, message = response.output
+        assert thought.content[0].text == "hmm"
+        assert message.content[0].text == "Yes"
+        assert s.engine.rendered[-1][1]["reasoning_effort"] == "low"
+        await client.responses.create(
+            model=MODEL,
+            input="SAY:ok",
+            previous_response_id=response.id,
+            reasoning={"effort": "none"},
+        )
+        rendered, options = s.engine.rendered[-1]
+        assert rendered[1] == {"role": "assistant", "content": "Yes", "reasoning_content": "hmm"}
+        assert options["enable_thinking"] is False
+
+
+async def test_logprobs() -> None:
+    async with serving() as s, client_of(s) as client:
+        include: list[Any] = ["message.output_text.logprobs"]
+        response = await both(client, said("abc", include=include, top_logprobs=2))
+        logprobs = response.output[0].content[0].logprobs
+        assert "".join(p.token for p in logprobs[:3]) == "abc"
+        assert [len(p.top_logprobs) for p in logprobs] == [2] * 4
+
+
+async def test_a_conversation_that_the_server_keeps() -> None:
+    async with serving() as s, client_of(s) as client:
+        first = await client.responses.create(**said("one", instructions="Be brief"))
+        second = await client.responses.create(**said("two", previous_response_id=first.id))
+        await client.responses.create(**said("three", previous_response_id=second.id))
+        rendered, _ = s.engine.rendered[-1]
+        assert [m["content"] for m in rendered] == ["SAY:one", "one", "SAY:two", "two", "SAY:three"]
+        again = await client.responses.retrieve(second.id)
+        assert again.model_dump() == second.model_dump()
+        items = [i async for i in client.responses.input_items.list(second.id)]
+        assert [i.content for i in items] == ["SAY:two"]  # type: ignore[union-attr]
+        await client.responses.delete(second.id)
+        with pytest.raises(openai.NotFoundError, match="there is no response"):
+            await client.responses.retrieve(second.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.create(**said("x", previous_response_id=second.id))
+        unkept = await client.responses.create(**said("x", store=False))
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(unkept.id)
+
+
+async def test_the_pages_of_the_input() -> None:
+    async with serving() as s, client_of(s) as client:
+        items: list[Any] = [{"role": "user", "content": str(i)} for i in range(5)]
+        response = await client.responses.create(
+            model=MODEL, input=[*items, {"role": "user", "content": "SAY:x"}]
+        )
+        listed = client.responses.input_items.list(response.id, limit=2, order="asc")
+        assert [i.content async for i in listed] == ["0", "1", "2", "3", "4", "SAY:x"]  # type: ignore[union-attr]
+        for query in ("limit=0", "limit=101", "order=up", "after=nope", "what=1"):
+            assert (await s.get(f"/v1/responses/{response.id}/input_items?{query}")).status == 400
+
+
+async def test_only_the_key_that_made_it_sees_a_response() -> None:
+    async with serving(api_key=["a", "b"]) as s, client_of(s, "a") as a, client_of(s, "b") as b:
+        response = await a.responses.create(**said("secret", background=True))
+        await eventually(lambda: s.server.in_flight == 0)
+        for attempt in (
+            b.responses.retrieve(response.id),
+            b.responses.cancel(response.id),
+            b.responses.delete(response.id),
+            b.responses.create(**said("x", previous_response_id=response.id)),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await attempt
+        assert (await a.responses.retrieve(response.id)).output_text == "secret"
+
+
+async def test_a_background_response_goes_on_without_its_client() -> None:
+    engine = FakeEngine(step_seconds=0.001)
+    engine.gate.clear()
+    async with serving(engine) as s, client_of(s) as client:
+        response = await client.responses.create(**said("made later", background=True))
+        assert (response.status, response.output) == ("queued", [])
+        with pytest.raises(openai.ConflictError, match="still being made"):
+            await client.responses.create(**said("x", previous_response_id=response.id))
+        engine.gate.set()
+        await eventually(lambda: s.server.in_flight == 0)
+        response = await client.responses.retrieve(response.id)
+        assert (response.status, response.output_text) == ("completed", "made later")
+        assert response.background is True
+
+
+async def test_a_background_stream_resumes_where_it_broke_off() -> None:
+    """No event is lost or repeated, wherever the first reader left."""
+    engine = FakeEngine(step_seconds=0.001)
+    async with serving(engine) as s, client_of(s) as client:
+        for leave_at in (0, 1, 3, 7):
+            stream = await client.responses.create(
+                **said("0123456789", background=True), stream=True
+            )
+            events: list[Any] = []
+            async for event in stream:
+                events.append(event)
+                if event.sequence_number == leave_at:
+                    break
+            await stream.close()
+            rest = await client.responses.retrieve(
+                events[0].response.id, stream=True, starting_after=leave_at
+            )
+            events += [event async for event in rest]
+            check_events(events)
+            assert events[-1].response.output_text == "0123456789"
+            whole = await client.responses.retrieve(events[0].response.id, stream=True)
+            assert [e.to_json() async for e in whole] == [e.to_json() for e in events]
+        sync = await client.responses.create(**said("x"))
+        with pytest.raises(openai.BadRequestError, match="in the background"):
+            await client.responses.retrieve(sync.id, stream=True)
+
+
+async def test_cancelling() -> None:
+    engine = FakeEngine(step_seconds=0.001)
+    async with serving(engine) as s, client_of(s) as client:
+        response = await client.responses.create(model=MODEL, input="count", background=True)
+        await eventually(lambda: engine.stats().generation_tokens > 5)
+        cancelled = await client.responses.cancel(response.id)
+        assert cancelled.status == "cancelled"
+        assert cancelled.output_text.startswith("one t")
+        await eventually(lambda: engine.is_idle)
+        again = await client.responses.cancel(response.id)
+        assert again.model_dump() == cancelled.model_dump()
+        sync = await client.responses.create(**said("x"))
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.cancel(sync.id)
+        running = await client.responses.create(model=MODEL, input="count", background=True)
+        await client.responses.delete(running.id)
+        await eventually(lambda: engine.is_idle)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(running.id)
+
+
+async def test_failures() -> None:
+    async with serving() as s, client_of(s) as client:
+        with pytest.raises(openai.InternalServerError, match="met an error"):
+            await client.responses.create(model=MODEL, input="FAIL:")
+        stream = await client.responses.create(model=MODEL, input="FAIL:", stream=True)
+        events = [event async for event in stream]
+        assert events[-1].type == "response.failed"
+        assert events[-1].response.error is not None
+        assert "met an error" in events[-1].response.error.message
+        check_events(events)
+        response = await client.responses.create(model=MODEL, input="FAIL:", background=True)
+        await eventually(lambda: s.server.in_flight == 0)
+        assert (await client.responses.retrieve(response.id)).status == "failed"
+
+
+async def test_leaving_a_stream_that_is_not_in_the_background_aborts_it() -> None:
+    engine = FakeEngine(step_seconds=0.001)
+    async with serving(engine) as s, client_of(s) as client:
+        stream = await client.responses.create(model=MODEL, input="count", stream=True)
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                break
+        await stream.close()
+
+
+WRONG: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"input": 3}, "input", "input"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "type 'item_reference'", "input"),
+    ({"input": [{"role": "x", "content": "a"}]}, "user, assistant, system", "input"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image", "input"),
+    ({"input": [{"role": "user", "content": "a", "nam": 1}]}, "unsupported field 'nam'", "input"),
+    ({"input": [{"type": "function_call_output", "output": "a"}]}, "call_id", "input"),
+    ({"input": []}, "messages", "messages"),
+    ({"tools": [{"type": "web_search"}]}, "would run on the server", "tools"),
+    ({"tools": [{"type": "function"}]}, r"tools\[0\].name", "tools"),
+    ({"tool_choice": "required"}, "needs tools", "tool_choice"),
+    ({"tool_choice": {"type": "allowed_tools"}}, "must be 'auto'", "tool_choice"),
+    ({"text": {"format": {"type": "xml"}}}, "xml", "response_format"),
+    ({"text": {"verbosity": "high"}}, "text.verbosity", "text"),
+    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "reasoning"),
+    ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "reasoning"),
+    ({"include": ["reasoning.encrypted_content"]}, "not supported", "include"),
+    ({"top_logprobs": 2}, "needs include", "top_logprobs"),
+    ({"max_output_tokens": 0}, "at least 1", "max_output_tokens"),
+    ({"background": True, "store": False}, "store=true", "store"),
+    ({"truncation": "auto"}, "truncation", "truncation"),
+    ({"conversation": "c"}, "not supported", "conversation"),
+    ({"temperature": 9}, "temperature", "temperature"),
+    ({"inptu": 1}, "did you mean 'input'", "inptu"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words", "param"), WRONG, ids=range(len(WRONG)))
+async def test_what_is_wrong_is_said(fields: dict[str, Any], words: str, param: str | None) -> None:
+    async with serving() as s, client_of(s) as client:
+        for mode in ({}, {"background": True}):
+            with pytest.raises(openai.BadRequestError, match=words) as caught:
+                await client.post(
+                    "/responses", cast_to=object, body=said("a", **{**mode, **fields})
+                )
+            assert caught.value.param == param
+
+
+async def test_streams_add_up_however_the_answer_is_made() -> None:
+    rng = random.Random(1)
+    parts = [
+        *("hello ", "Zoë", "\n", "<think>", "</think>", "<", "END", '"', "🇫🇷", "<tool_call>"),
+        *(hermes("get_time"), hermes("get_weather", city="Paris"), "</tool_call>"),
+    ]
+    config = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+    async with serving(**config) as s, client_of(s) as client:
+        for number in range(30):
+            text = "".join(rng.choices(parts, k=rng.randrange(1, 7)))
+            body = said(text, tools=TOOLS, max_output_tokens=rng.choice([5, 40, 500]))
+            body["extra_body"] = {"stop": "END"} if number % 2 else {}
+            await both(client, body)
+
+
+async def test_many_background_responses_at_once() -> None:
+    async with serving(FakeEngine(max_num_seqs=4)) as s, client_of(s) as client:
+        responses = await asyncio.gather(
+            *(client.responses.create(**said(str(i), background=True)) for i in range(40))
+        )
+        await eventually(lambda: s.server.in_flight == 0)
+        texts = [(await client.responses.retrieve(r.id)).output_text for r in responses]
+        assert texts == [str(i) for i in range(40)]

@@ -1,0 +1,101 @@
+"""What the store of responses keeps, and what it forgets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.responses.protocol import Response
+from octavo.entrypoints.responses.store import ResponseStore, StoredResponse
+
+
+def entry(response_id: str, *, size: int = 0, key: str | None = None) -> StoredResponse:
+    response = Response(
+        id=response_id,
+        created_at=0,
+        status="completed",
+        background=False,
+        instructions=None,
+        max_output_tokens=None,
+        metadata={},
+        model="m",
+        output=[],
+        parallel_tool_calls=True,
+        previous_response_id=None,
+        reasoning={},
+        store=True,
+        temperature=1.0,
+        text={},
+        tool_choice="auto",
+        tools=[],
+        top_logprobs=0,
+        top_p=1.0,
+    )
+    return StoredResponse(key=key, response=response, input_items=b"x" * size, earlier_items=b"[]")
+
+
+def there(store: ResponseStore, *ids: str) -> list[bool]:
+    found = []
+    for response_id in ids:
+        try:
+            store.get(response_id, None)
+            found.append(True)
+        except APIError as error:
+            assert error.status == 404
+            found.append(False)
+    return found
+
+
+def test_the_oldest_are_forgotten_when_there_are_too_many() -> None:
+    store = ResponseStore(max_responses=2)
+    for name in ("a", "b", "c"):
+        store.put(entry(name))
+    assert there(store, "a", "b", "c") == [False, True, True]
+    store.put(entry("b"))  # again: it is the newest now
+    store.put(entry("d"))
+    assert there(store, "b", "c", "d") == [True, False, True]
+
+
+def test_the_oldest_are_forgotten_when_they_are_too_large() -> None:
+    store = ResponseStore(max_bytes=10_000)
+    for name in ("a", "b", "c"):
+        store.put(entry(name, size=4000))
+    assert there(store, "a", "b", "c") == [False, True, True]
+    store.put(entry("d", size=20_000))  # larger than all that may be kept
+    assert there(store, "b", "c", "d") == [False, False, False]
+    assert len(store) == 0
+
+
+def test_they_are_kept_for_a_time() -> None:
+    now = 0.0
+    store = ResponseStore(max_seconds=10, clock=lambda: now)
+    store.put(entry("a"))
+    now = 9.0
+    store.put(entry("b"))
+    assert there(store, "a", "b") == [True, True]
+    now = 11.0
+    assert there(store, "a", "b") == [False, True]
+
+
+def test_another_key_does_not_see_them() -> None:
+    store = ResponseStore()
+    store.put(entry("a", key="one"))
+    for key in (None, "two"):
+        with pytest.raises(APIError, match="there is no response 'a'"):
+            store.get("a", key)
+    assert store.get("a", "one").response.id == "a"
+
+
+async def test_what_is_being_made_is_kept() -> None:
+    store = ResponseStore(max_responses=1)
+    making = entry("a")
+    making.task = asyncio.ensure_future(asyncio.sleep(60))
+    store.put(making)
+    store.put(entry("b"))
+    store.put(entry("c"))
+    assert there(store, "a", "b", "c") == [True, False, False]
+    await making.stop()
+    store.put(entry("d"))
+    assert there(store, "a", "d") == [False, True]
