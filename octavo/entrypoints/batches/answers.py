@@ -7,7 +7,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.contracts.messages import ServiceClass
-from octavo.entrypoints.openai import chat, completions
+from octavo.entrypoints.openai import chat, completions, embeddings
 from octavo.entrypoints.openai.endpoint import Call
 from octavo.entrypoints.openai.errors import as_api_error, bad_request
 from octavo.entrypoints.openai.record import RequestRecord
@@ -24,8 +24,8 @@ logger = get_logger(__name__)
 
 ENDPOINTS: dict[str, APIRoute] = {
     route.path: route
-    for route in (*chat.ROUTES, *completions.ROUTES)
-    if route.path in ("/v1/chat/completions", "/v1/completions")
+    for route in (*chat.ROUTES, *completions.ROUTES, *embeddings.ROUTES)
+    if route.path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 }
 """Those that a batch may be for."""
 
