@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.contracts.messages import ServiceClass
 from octavo.entrypoints.batches.line_runner import NotNowError
-from octavo.entrypoints.openai import chat, completions
+from octavo.entrypoints.openai import chat, completions, embeddings
 from octavo.entrypoints.openai.endpoint import Call
 from octavo.entrypoints.openai.errors import APIError, as_api_error, bad_request
 from octavo.entrypoints.openai.record import RequestRecord
@@ -25,8 +25,8 @@ logger = get_logger(__name__)
 
 ENDPOINTS: dict[str, APIRoute] = {
     route.path: route
-    for route in (*chat.ROUTES, *completions.ROUTES)
-    if route.path in ("/v1/chat/completions", "/v1/completions")
+    for route in (*chat.ROUTES, *completions.ROUTES, *embeddings.ROUTES)
+    if route.path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 }
 """Those that a batch may be for."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from octavo.entrypoints.openai.answers import Health, ModelCard, ModelList, Version
+from octavo.entrypoints.openai.answers import Health, Load, ModelCard, ModelList, Version
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import json_response, unavailable
 from octavo.entrypoints.openai.gate import KEY_HEADERS
@@ -24,6 +24,11 @@ async def health(call: Call) -> Response:
     if call.server.admission.draining:
         raise unavailable("the server is stopping", "draining")
     return json_response(Health())
+
+
+async def load(call: Call) -> Response:
+    """HTTP requests in progress, this one apart."""
+    return json_response(Load(call.server.in_flight - 1))
 
 
 async def version(call: Call) -> Response:
@@ -71,6 +76,27 @@ ROUTES = (
         summary="200 while the server takes requests",
         handler=health,
         response=Health,
+    ),
+    APIRoute(
+        method="GET",
+        path="/ping",
+        summary="The same as /health, behind the key",
+        handler=health,
+        response=Health,
+    ),
+    APIRoute(
+        method="POST",
+        path="/ping",
+        summary="The same as /health, behind the key",
+        handler=health,
+        response=Health,
+    ),
+    APIRoute(
+        method="GET",
+        path="/load",
+        summary="How many requests are in progress",
+        handler=load,
+        response=Load,
     ),
     APIRoute(
         method="GET",
