@@ -239,6 +239,18 @@ async def test_only_the_key_that_made_it_sees_a_response() -> None:
         assert (await a.responses.retrieve(response.id)).output_text == "secret"
 
 
+async def test_nothing_comes_after_the_last_event() -> None:
+    """A client that has lost but the end of the connection asks for what comes then."""
+    async with serving() as s, client_of(s) as client:
+        response = await client.responses.create(**said("a", background=True))
+        await eventually(lambda: s.server.in_flight == 0)
+        path = f"/v1/responses/{response.id}?stream=true"
+        last = (await s.get(path)).body.count(b"event: ") - 1
+        reply = await s.get(f"{path}&starting_after={last}")
+        assert (reply.status, reply.body) == (200, b"")
+        assert reply.headers["content-type"].startswith("text/event-stream")
+
+
 async def test_a_key_has_no_more_in_the_background_than_it_may(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     keys.write_text('{"keys": [{"name": "me", "key": "k", "max_concurrent_requests": 1}]}')
