@@ -46,6 +46,7 @@ from octavo.core.observe import (
 )
 from octavo.core.pause import PauseState, have_begun
 from octavo.core.policy import MAX_TOKENS_BESIDE, ORDERS, PassedOver, RequestQueue
+from octavo.core.progress import ProgressReports
 from octavo.core.request import Request, RequestStatus, check_request
 from octavo.core.room import Room
 from octavo.core.step_plan import NO_DRAFTS, StepPlan, StepRecord
@@ -109,6 +110,7 @@ class Scheduler:
             self._kv.pool.num_usable_blocks, caches_prefixes=enable_prefix_caching
         )
         self._step_log: StepLog | None = None  # while somebody watches
+        self._progress = ProgressReports()
         # What happened since the last step was built, and has yet to be told.
         self._finished_ids: dict[str, None] = {}
         self._preempted_ids: dict[str, None] = {}
@@ -139,6 +141,7 @@ class Scheduler:
         self._forks.join(added, self._requests)
         self._requests[request_id] = added
         self._waiting.add(added)
+        self._progress.add(added)
         self._hooks.added(added)
 
     def finish_requests(
@@ -371,7 +374,7 @@ class Scheduler:
         self._hooks.output(step, output)
         outputs, self._outputs = self._outputs, []
         if not step.num_scheduled_tokens:
-            return outputs
+            return outputs + self._progress.news(self._waiting.requests)
         if not self._in_flight or self._in_flight[0].step_id != step.step_id:
             raise ValueError(f"step {step.step_id} is not the oldest in flight")
         record = self._in_flight.popleft()
@@ -397,7 +400,7 @@ class Scheduler:
                 outputs.append(new)
         if self._step_log is not None:
             self._note(record, self._step_log)
-        return outputs
+        return outputs + self._progress.news(self._waiting.requests)
 
     def _note(self, record: StepRecord, log: StepLog) -> None:
         if log.is_watched:
@@ -479,6 +482,7 @@ class Scheduler:
         self._finished_ids[request.request_id] = None
         self._preempted_ids.pop(request.request_id, None)
         self._forks.leave(request)
+        self._progress.remove(request)
         if not request.has_failed:
             self._kv.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens))
             self._forks.keep_source(request)

@@ -318,6 +318,8 @@ class EngineCore:
 
     def _note_outputs(self, outputs: list[EngineOutput]) -> None:
         for output in outputs:
+            if output.progress is not None:
+                continue
             output.queue_time = self._queue_times.pop(output.request_id, None)
             if output.finish_reason is not None:
                 self._arrivals.pop(output.request_id, None)

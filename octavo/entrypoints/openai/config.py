@@ -30,6 +30,7 @@ _AT_LEAST = {
     "shutdown_timeout": 0,
     "body_timeout": 0,
     "stall_timeout": 0,
+    "resume_timeout": 0,
     "request_timeout": 0,
 }
 _WITHOUT_EMPTY = (
@@ -94,6 +95,11 @@ class ServerConfig:
     stall_timeout: float = option(
         60.0, "seconds after which a stream is ended whose client takes nothing"
     )
+    resume_timeout: float = option(
+        60.0,
+        "seconds for which a resumable stream goes on, and is kept, without a client; 0: no stream "
+        "is resumable",
+    )
     request_timeout: float = option(
         0.0, "seconds after which a request ends with what it has (finish_reason timeout); 0: never"
     )
@@ -123,6 +129,9 @@ class ServerConfig:
     max_batch_storage_bytes: int = option(20 * 2**30, "most bytes of all files together")
     max_batch_lines_in_flight: int = option(
         0, "most lines of batches that run at once; 0: three quarters of --max-num-seqs"
+    )
+    trust_request_chat_template: bool = option(
+        False, "requests may bring a chat template; it runs within the limits of the model's own"
     )
     disable_fastapi_docs: bool = option(False, "no /docs and /openapi.json (the name is vLLM's)")
     log_level: LogLevel = option("info", "info has a line per request")
