@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import UNSET
 
 from octavo.entrypoints.openai.answers import (
@@ -27,6 +28,7 @@ from octavo.entrypoints.openai.generation import (
     begin,
     check_finish,
     check_num_logprobs,
+    progress_of,
     stream_options,
     usage_of,
 )
@@ -34,6 +36,7 @@ from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.protocol import CHAT_UNSUPPORTED, ChatCompletionRequest
 from octavo.entrypoints.openai.sse import EventStream, event
+from octavo.entrypoints.openai.streams import resumable
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -46,6 +49,13 @@ if TYPE_CHECKING:
 async def create_chat_completion(call: Call) -> Response | EventStream:
     """Answer one request: JSON, or a stream of events."""
     request = parse_body(call.take_body(), ChatCompletionRequest, CHAT_UNSUPPORTED)
+    if request.resumable and request.stream:
+        return resumable(call, lambda own: _begin(own, request))
+    chat = await _begin(call, request)
+    return EventStream(chat.events()) if request.stream else await chat.answer()
+
+
+async def _begin(call: Call, request: ChatCompletionRequest) -> _Chat:
     model = call.server.model(request.model)
     num_top = _num_top_logprobs(request, call.server.config.max_logprobs)
     max_tokens = request.max_completion_tokens
@@ -57,8 +67,7 @@ async def create_chat_completion(call: Call) -> Response | EventStream:
     generation = await begin_chat(
         call, request, model, "chatcmpl-", max_tokens=max_tokens, logprobs=num_top
     )
-    chat = _Chat(request, generation, num_top)
-    return EventStream(chat.events()) if request.stream else await chat.answer()
+    return _Chat(request, generation, num_top)
 
 
 async def begin_chat(
@@ -165,8 +174,11 @@ class _Chat:
         )
         opened: set[int] = set()
         async with aclosing(generation.stream()) as outputs:
-            async for _, output in outputs:
-                counter.add(0, output)
+            async for i, output in outputs:
+                if (progress := progress_of(i, output)) is not None:
+                    yield event(msgspec.structs.replace(chunk, choices=[], progress=progress))
+                    continue
+                counter.add(i, output)
                 data = b""
                 for c in output.outputs:
                     if c.index not in opened:

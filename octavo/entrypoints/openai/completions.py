@@ -8,6 +8,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import UNSET
 
 from octavo.entrypoints.openai.answers import Completion, CompletionChoice
@@ -19,6 +20,7 @@ from octavo.entrypoints.openai.generation import (
     begin,
     check_finish,
     check_num_logprobs,
+    progress_of,
     stream_options,
     usage_of,
 )
@@ -27,6 +29,7 @@ from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.protocol import COMPLETION_UNSUPPORTED, CompletionRequest
 from octavo.entrypoints.openai.sse import EventStream, event
 from octavo.entrypoints.openai.state import MAX_CHOICES
+from octavo.entrypoints.openai.streams import resumable
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -42,6 +45,13 @@ DEFAULT_MAX_TOKENS = 16
 async def create_completion(call: Call) -> Response | EventStream:
     """Answer one request: JSON, or a stream of events."""
     request = parse_body(call.take_body(), CompletionRequest, COMPLETION_UNSUPPORTED)
+    if request.resumable and request.stream:
+        return resumable(call, lambda own: _begin(own, request))
+    completion = await _begin(call, request)
+    return EventStream(completion.events()) if request.stream else await completion.answer()
+
+
+async def _begin(call: Call, request: CompletionRequest) -> _Completion:
     model = call.server.model(request.model)
     prompts = read_prompts(request.prompt)
     max_tokens = request.max_tokens
@@ -73,8 +83,7 @@ async def create_completion(call: Call) -> Response | EventStream:
         ids.append(prompt)
     generation = prepare(ids)
     echoes = await _echoes(request, model, prompts) if request.echo else [""] * len(prompts)
-    completion = _Completion(request, generation, echoes, prompt_only=prompt_only)
-    return EventStream(completion.events()) if request.stream else await completion.answer()
+    return _Completion(request, generation, echoes, prompt_only=prompt_only)
 
 
 def read_prompts(
@@ -158,6 +167,9 @@ class _Completion:
         offsets: dict[int, TextOffsets] = {}
         async with aclosing(self.generation.stream()) as outputs:
             async for i, output in outputs:
+                if (progress := progress_of(i, output)) is not None:
+                    yield event(msgspec.structs.replace(chunk, choices=[], progress=progress))
+                    continue
                 counter.add(i, output)
                 data = b""
                 for c in output.outputs:

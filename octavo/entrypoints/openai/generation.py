@@ -14,7 +14,7 @@ import msgspec
 
 from octavo.contracts.answer_events import Content, Event
 from octavo.contracts.messages import engine_request_ids
-from octavo.entrypoints.openai.answers import PromptTokensDetails, Usage
+from octavo.entrypoints.openai.answers import Progress, PromptTokensDetails, Usage
 from octavo.entrypoints.openai.beams import beam_search_params
 from octavo.entrypoints.openai.errors import APIError, aborted, bad_request, unavailable
 from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
@@ -225,6 +225,8 @@ def begin(
     call.record.model = model.name
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options needs stream=true", "stream_options")
+    if request.resumable and not request.stream:
+        raise bad_request("resumable needs stream=true", "resumable")
     if request.stream and request.prompt_logprobs is not None:
         raise bad_request("prompt_logprobs are not streamed; use stream=false", "prompt_logprobs")
     if request.prompt_logprobs is not None:
@@ -305,6 +307,18 @@ def stream_options(request: GenerationRequest) -> tuple[bool, bool]:
     if options is None or not options.include_usage:
         return False, False
     return True, bool(options.continuous_usage_stats)
+
+
+def progress_of(i: int, output: RequestOutput) -> Progress | None:
+    """What an output of prompt i tells of its progress, if it does; then it tells nothing else."""
+    if output.progress is None:
+        return None
+    return Progress(
+        index=i,
+        queue_position=output.progress.num_ahead,
+        prompt_tokens=len(output.prompt_token_ids),
+        prompt_tokens_processed=output.progress.num_computed_tokens,
+    )
 
 
 def check_finish(completion: CompletionOutput) -> None:

@@ -28,10 +28,12 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         include_usage: end with one chunk that has the usage and no choices.
         continuous_usage_stats: with include_usage, every chunk has the usage so far.
+        include_progress: before the first token, chunks without choices tell how far the prompt is.
     """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_progress: bool | None = None
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
@@ -41,6 +43,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
     Attributes:
         model: a served name; absent is the first one.
+        resumable: the stream goes on when its client has gone, and can be read again (`streams`).
         response_format: OpenAI's: text, json_object, json_schema, structural_tag.
         structured_outputs: the fields of `StructuredOutputsParams`.
         priority: lower runs first, where the server runs with --scheduling-policy priority.
@@ -60,6 +63,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    resumable: bool | None = None
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None

@@ -104,14 +104,7 @@ class KeyAccount:
 
     def enter(self) -> None:
         """A request begins; `leave` ends it. Raises APIError 429: it has not begun."""
-        most = self.limits.max_concurrent_requests
-        if most is not None and self.num_concurrent >= most:
-            raise self._refused(
-                "key_concurrent_requests",
-                f"this API key has {self.num_concurrent} requests in progress, of at most {most}; "
-                "wait for one of them",
-                1.0,
-            )
+        self.check_concurrent(1)
         if self._requests is not None and self._requests.level < 1:
             raise self._refused(
                 "key_requests",
@@ -124,6 +117,22 @@ class KeyAccount:
             self._requests.take(1)
         self.num_requests += 1
         self.num_concurrent += 1
+
+    def check_concurrent(self, num_more: int) -> None:
+        """May there be so many more beside the requests that are being answered?
+
+        Raises:
+            APIError: 429, there may not.
+        """
+        most = self.limits.max_concurrent_requests
+        if most is not None and self.num_concurrent + num_more > most:
+            num_others = self.num_concurrent + num_more - 1
+            raise self._refused(
+                "key_concurrent_requests",
+                f"this API key has {num_others} requests in progress, of at most {most}; wait for "
+                "one of them",
+                1.0,
+            )
 
     def leave(self) -> None:
         """A request was answered."""
