@@ -84,8 +84,8 @@ class StructuredOutputs(SchedulerHook):
         self._compiler = GrammarCompiler(vocabulary)
         self._num_words = -(-vocab_size // _WORD)
         self._requests: dict[str, _Constrained] = {}
-        self._turns = Turns()
-        self._compile_share = TimeShare()
+        self._share = TimeShare()
+        self._turns = Turns(self._share)
 
     def close(self) -> None:
         """Stop compiling."""
@@ -95,10 +95,10 @@ class StructuredOutputs(SchedulerHook):
         """Stand still between two steps, for a few milliseconds at a time, if a grammar is being
         compiled: its threads and processes run only where a core is idle, and steps leave none."""
         now = time.monotonic()
-        if self._compile_share.is_free(now) and self._compiler.is_busy:
+        if self._share.is_free(now) and self._compiler.is_busy:
             self._compiler.wait(_GIVEN_WAY_SECONDS)
             then = time.monotonic()
-            self._compile_share.spend(then - now, then)
+            self._share.spend(then - now, then)
 
     # ---------------------------------------------------------------- the scheduler's hook
 

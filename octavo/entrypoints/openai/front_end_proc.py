@@ -61,7 +61,7 @@ async def _serve(
         app = build_app(server)
         gc.freeze()
         return await http_server.serve(
-            PassOn(app, order.http_addresses, order.index),
+            PassOn(app, order.http_addresses, order.index, server),
             server,
             sock,
             stop,

@@ -42,7 +42,10 @@ async def metrics(call: Call) -> Response:
     from octavo.entrypoints.openai.siblings import fetch
 
     key = [header for header in call.scope["headers"] if header[0] in KEY_HEADERS]
-    others = [await fetch(path, "/metrics", key) for path in call.server.siblings]
+    try:
+        others = [await fetch(path, "/metrics", key) for path in call.server.siblings]
+    except OSError as error:  # without it, counters would seem to have gone back
+        raise unavailable(f"a front end's metrics cannot be had: {error}", "front_end") from None
     body, content_type = expose(call.server, call.header("accept"), others)
     return Response(body, headers={"content-type": content_type})
 

@@ -88,7 +88,7 @@ async def serve_model(
             others.start()
             reload_at_hangup(config, keys, tls, others)
             server.siblings = others.http_addresses[1:]
-            public = PassOn(app, others.http_addresses, 0)
+            public = PassOn(app, others.http_addresses, 0, server)
             return await serve_app(public, private=(app, private), others=others)
     finally:
         starting.cancel()

@@ -134,6 +134,7 @@ class Server:
         models: served name → model; several names may share an engine. The first is the default.
         keys: who may use it; without any, everybody.
         in_flight: requests that were let in and have not been answered to the end.
+        num_passed_on: requests that another front end answers, through this one.
         http_requests: (route, method, status) → count, for /metrics.
         responses: of /v1/responses, those that are kept.
         streams: those that outlive their connections.
@@ -149,6 +150,7 @@ class Server:
     config: ServerConfig = field(default_factory=ServerConfig)
     keys: KeyRing = field(default_factory=KeyRing)
     in_flight: int = 0
+    num_passed_on: int = 0
     http_requests: dict[tuple[str, str, int], int] = field(default_factory=dict)
     responses: ResponseStore = field(default_factory=ResponseStore)
     feeds: dict[int, Feed] = field(default_factory=dict)
@@ -197,6 +199,11 @@ class Server:
                 code="model_not_found",
             )
         return model
+
+    @property
+    def is_idle(self) -> bool:
+        """Is no request in progress here?"""
+        return self.in_flight == 0 and self.num_passed_on == 0
 
     @property
     def engines(self) -> dict[str, EngineClient]:

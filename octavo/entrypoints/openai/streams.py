@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from octavo.entrypoints.openai.admission import Ticket
     from octavo.entrypoints.openai.endpoint import Call
-    from octavo.entrypoints.openai.keys import ApiKey
 
 PATH = "/v1/streams"
 MAX_STREAMS = 1024
@@ -81,13 +80,13 @@ class ResumableStream:
 
     Attributes:
         id: names the front end that has it, and cannot be guessed.
-        key: whose it is; None where the server has no keys.
+        key: name of the API key that it was made with; None where the server has no keys.
         log: its events.
         num_readers: connections that read it.
         task: what generates it; None when that has ended.
     """
 
-    def __init__(self, stream_id: str, key: ApiKey | None, streams: StreamStore) -> None:
+    def __init__(self, stream_id: str, key: str | None, streams: StreamStore) -> None:
         self.id = stream_id
         self.key = key
         self.log = EventLog(MAX_LOG_BYTES)
@@ -98,15 +97,12 @@ class ResumableStream:
         self._is_known = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def is_left_by(self, key: ApiKey) -> bool:
-        """Does it go on for a client of this key that has gone?"""
-        return _name(self.key) == key.name and self.task is not None and not self.num_readers
-
     async def make(self, call: Call, ticket: Ticket, begin: Begin) -> None:
         """Generate it."""
+        key = call.record.key
         call.server.in_flight += 1
         try:
-            with ticket:
+            with ticket, nullcontext() if key is None else key.account.in_background():
                 answer = await begin(replace(call, ticket=ticket))
                 async with aclosing(answer.events()) as events:
                     async for data in events:
@@ -190,14 +186,8 @@ class StreamStore:
     def __contains__(self, stream: object) -> bool:
         return isinstance(stream, ResumableStream) and stream.id in self._streams
 
-    def open(self, key: ApiKey | None) -> ResumableStream:
-        """A new stream, without events.
-
-        Raises:
-            APIError: 503, there are too many; 429, too many of this key go on without a client.
-        """
-        if key is not None:
-            key.account.check_concurrent(sum(s.is_left_by(key) for s in self._streams.values()))
+    def open(self, key: str | None) -> ResumableStream:
+        """A new stream, without events. Raises APIError 503: there are too many."""
         if len(self._streams) >= self._max_streams and not self._drop_ended():
             raise unavailable(
                 f"{len(self._streams)} resumable streams are running, of at most "
@@ -208,10 +198,10 @@ class StreamStore:
         self._streams[stream.id] = stream
         return stream
 
-    def get(self, stream_id: str, key: ApiKey | None) -> ResumableStream:
+    def get(self, stream_id: str, key: str | None) -> ResumableStream:
         """The stream, if it was made with this key. Raises APIError 404."""
         stream = self._streams.get(stream_id)
-        if stream is None or _name(stream.key) != _name(key):
+        if stream is None or stream.key != key:
             raise APIError(
                 404,
                 f"there is no stream {shown(stream_id)}; one that nobody reads is kept for "
@@ -247,10 +237,6 @@ class StreamStore:
         return False
 
 
-def _name(key: ApiKey | None) -> str | None:
-    return None if key is None else key.name
-
-
 def resumable(call: Call, begin: Begin) -> EventStream:
     """Answer with a stream that goes on when its client has gone."""
     streams = call.server.streams
@@ -259,7 +245,7 @@ def resumable(call: Call, begin: Begin) -> EventStream:
             "resumable streams are turned off by --resume-timeout 0; leave resumable out",
             "resumable",
         )
-    stream = streams.open(call.record.key)
+    stream = streams.open(call.scope["octavo.key"])
     stream.task = asyncio.ensure_future(stream.make(call, call.ticket.hand_over(), begin))
     return _reading(stream, 0)
 
@@ -268,9 +254,13 @@ def _reading(stream: ResumableStream, start: int) -> EventStream:
     return EventStream(stream.read(start), headers=((b"x-stream-id", stream.id.encode()),))
 
 
+def _stream(call: Call) -> ResumableStream:
+    return call.server.streams.get(call.path_params["stream_id"], call.scope["octavo.key"])
+
+
 async def resume_stream(call: Call) -> EventStream:
     """The events after one that is known, or all."""
-    stream = call.server.streams.get(call.path_params["stream_id"], call.record.key)
+    stream = _stream(call)
     query = call.query(ResumeQuery)
     last_id = call.header("last-event-id")
     known, param = query.starting_after, "starting_after"
@@ -292,7 +282,7 @@ async def resume_stream(call: Call) -> EventStream:
 
 async def delete_stream(call: Call) -> Response:
     """End a stream, and forget it."""
-    stream = call.server.streams.get(call.path_params["stream_id"], call.record.key)
+    stream = _stream(call)
     call.server.streams.drop(stream)
     return json_response(DeletedStream(id=stream.id))
 

@@ -69,6 +69,8 @@ async def create_response(call: Call) -> HTTPResponse | EventStream:
     with ExitStack() as stack:
         if request.background:  # the work outlives this HTTP request, and so does its ticket
             call = replace(call, ticket=stack.enter_context(call.ticket.hand_over()))
+            if call.record.key is not None:
+                stack.enter_context(call.record.key.account.in_background())
         making = await _begin(call, request, [*earlier, *own])
         entry = StoredResponse(
             key=call.scope["octavo.key"],

@@ -405,6 +405,7 @@ async def test_one_that_goes_on_by_itself_counts_for_its_key(tmp_path: Any) -> N
         await eventually(lambda: account.num_concurrent == 0)
         reply = await s.post(COMPLETIONS, body(), x_api_key="k")
         assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
+        assert account.num_in_background == 1
         async with streaming(s, f"/v1/streams/{stream.id}", x_api_key="k") as resumed:
             await resumed.take(2)
         await eventually(lambda: account.num_concurrent == 0)
