@@ -129,7 +129,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """Answer to POST /v1/chat/completions."""
+    """Answer to POST /v1/chat/completions. `prompt_text` is what the prompt's ids spell."""
 
     id: str
     object: str = "chat.completion"
@@ -139,6 +139,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class FunctionCallDelta(msgspec.Struct):
@@ -188,6 +189,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     progress: Progress | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 # -------------------------------------------------------------------- completions
@@ -204,6 +206,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):

@@ -82,8 +82,13 @@ async def _begin(call: Call, request: CompletionRequest) -> _Completion:
             prompt = await model.engine.tokenize(prompt, add_special_tokens=special)
         ids.append(prompt)
     generation = prepare(ids)
+    if request.truncate_prompt_tokens is not None:
+        prompts = generation.prompts
     echoes = await _echoes(request, model, prompts) if request.echo else [""] * len(prompts)
-    return _Completion(request, generation, echoes, prompt_only=prompt_only)
+    completion = _Completion(request, generation, echoes, prompt_only=prompt_only)
+    if request.return_prompt_text:
+        completion.prompt_texts = await generation.prompt_texts()
+    return completion
 
 
 def read_prompts(
@@ -132,6 +137,9 @@ class _Completion:
     Args:
         echoes: what each prompt's texts begin with.
         prompt_only: max_tokens was 0: the one token that was made is not shown.
+
+    Attributes:
+        prompt_texts: the prompts, where the request wants to see them.
     """
 
     def __init__(
@@ -147,6 +155,7 @@ class _Completion:
         self.echoes = echoes
         self.prompt_only = prompt_only
         self.with_ids = bool(request.return_token_ids)
+        self.prompt_texts: list[str] | None = None
 
     async def answer(self) -> Response:
         """The whole answer."""
@@ -227,6 +236,8 @@ class _Completion:
             choice.text = self.echoes[i] + choice.text
             if self.with_ids:
                 choice.prompt_token_ids = output.prompt_token_ids
+            if self.prompt_texts is not None:
+                choice.prompt_text = self.prompt_texts[i]
             if output.prompt_logprobs is not None:
                 if (num_top := self.request.prompt_logprobs) is not None:
                     choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, num_top)

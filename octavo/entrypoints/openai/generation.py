@@ -21,6 +21,7 @@ from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
 from octavo.entrypoints.openai.request_log import log_request
 from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.state import MAX_CHOICES
+from octavo.entrypoints.openai.truncation import kept_tokens
 
 if TYPE_CHECKING:
     from octavo.contracts.beam_search_params import BeamSearchParams
@@ -89,6 +90,11 @@ class Generation:
         if self.parsing is None or completion.events is None:
             return [Content(completion.text)] if completion.text else []
         return self.parsing.wanted(completion.events)
+
+    async def prompt_texts(self) -> list[str]:
+        """The prompts as the model sees them, special tokens included."""
+        decode = partial(self.model.engine.tokenizer.decode, skip_special_tokens=False)
+        return [await asyncio.to_thread(decode, prompt) for prompt in self.prompts]
 
     async def final(self) -> list[RequestOutput]:
         """Run to the end: the last output of each prompt, in order.
@@ -246,7 +252,10 @@ def begin(
     )
     params = _within(call.server.config.request_timeout, params)
     call.record.params = params
-    return partial(
+    kept = kept_tokens(
+        request, max_model_len=model.max_model_len, max_tokens=max_tokens or default_max_tokens
+    )
+    generation = partial(
         Generation,
         server=call.server,
         model=model,
@@ -260,6 +269,7 @@ def begin(
         beams=beams,
         parsing=parsing,
     )
+    return lambda prompts: generation([prompt[kept] for prompt in prompts])
 
 
 def public_id_of(call: Call, asked: str | None, prefix: str) -> str:
