@@ -15,6 +15,7 @@ NO_PARSER = "none"
 """The name that turns a parser off."""
 
 MAX_API_SERVERS = 64
+MAX_RESUME_TIMEOUT = 86400.0
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -157,6 +158,10 @@ class ServerConfig:
         if self.api_server_count > MAX_API_SERVERS:
             raise ConfigError(
                 f"api_server_count={self.api_server_count} must be at most {MAX_API_SERVERS}"
+            )
+        if self.resume_timeout > MAX_RESUME_TIMEOUT:
+            raise ConfigError(
+                f"resume_timeout={self.resume_timeout} must be at most {MAX_RESUME_TIMEOUT}"
             )
         for name in _WITHOUT_EMPTY:
             if not all(getattr(self, name) or ()):

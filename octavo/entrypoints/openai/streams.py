@@ -97,8 +97,19 @@ class ResumableStream:
         self._is_known = False
         self._timer: asyncio.TimerHandle | None = None
 
-    async def make(self, call: Call, ticket: Ticket, begin: Begin) -> None:
-        """Generate it."""
+    async def start(self, call: Call, begin: Begin) -> AsyncGenerator[bytes, None]:
+        """Start to generate it, when the first event is asked for, and read it.
+
+        Raises:
+            APIError: 503, there are too many; or as `read`.
+        """
+        self._streams.keep(self)
+        self.task = asyncio.ensure_future(self._make(call, call.ticket.hand_over(), begin))
+        async with aclosing(self.read(0)) as events:
+            async for data in events:
+                yield data
+
+    async def _make(self, call: Call, ticket: Ticket, begin: Begin) -> None:
         key = call.record.key
         call.server.in_flight += 1
         try:
@@ -178,7 +189,7 @@ class StreamStore:
         self._max_streams = max_streams
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._streams: dict[str, ResumableStream] = {}  # in order of opening
+        self._streams: dict[str, ResumableStream] = {}  # in the order in which they began
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -186,17 +197,20 @@ class StreamStore:
     def __contains__(self, stream: object) -> bool:
         return isinstance(stream, ResumableStream) and stream.id in self._streams
 
-    def open(self, key: str | None) -> ResumableStream:
-        """A new stream, without events. Raises APIError 503: there are too many."""
-        if len(self._streams) >= self._max_streams and not self._drop_ended():
+    def new_stream(self, key: str | None) -> ResumableStream:
+        """One that has not begun, and is not kept yet."""
+        return ResumableStream(f"stream_{self.front_end}_{uuid4().hex}", key, self)
+
+    def keep(self, stream: ResumableStream) -> None:
+        """A stream begins. Raises APIError 503: there are too many."""
+        num, most = len(self._streams), self._max_streams
+        if num >= most and not self._drop_ended():
             raise unavailable(
-                f"{len(self._streams)} resumable streams are running, of at most "
-                f"{self._max_streams}; come again, or leave resumable out",
+                f"{num} resumable streams are running or read, of at most {most}; come again, or "
+                "leave resumable out",
                 "too_many_streams",
             )
-        stream = ResumableStream(f"stream_{self.front_end}_{uuid4().hex}", key, self)
         self._streams[stream.id] = stream
-        return stream
 
     def get(self, stream_id: str, key: str | None) -> ResumableStream:
         """The stream, if it was made with this key. Raises APIError 404."""
@@ -245,13 +259,12 @@ def resumable(call: Call, begin: Begin) -> EventStream:
             "resumable streams are turned off by --resume-timeout 0; leave resumable out",
             "resumable",
         )
-    stream = streams.open(call.scope["octavo.key"])
-    stream.task = asyncio.ensure_future(stream.make(call, call.ticket.hand_over(), begin))
-    return _reading(stream, 0)
+    stream = streams.new_stream(call.scope["octavo.key"])
+    return _response(stream, stream.start(call, begin))
 
 
-def _reading(stream: ResumableStream, start: int) -> EventStream:
-    return EventStream(stream.read(start), headers=((b"x-stream-id", stream.id.encode()),))
+def _response(stream: ResumableStream, events: AsyncGenerator[bytes, None]) -> EventStream:
+    return EventStream(events, headers=((b"x-stream-id", stream.id.encode()),))
 
 
 def _stream(call: Call) -> ResumableStream:
@@ -277,7 +290,7 @@ async def resume_stream(call: Call) -> EventStream:
         raise bad_request(
             f"there is no event {known} yet; this stream has had {stream.log.num_events}", param
         )
-    return _reading(stream, known + 1)
+    return _response(stream, stream.read(known + 1))
 
 
 async def delete_stream(call: Call) -> Response:

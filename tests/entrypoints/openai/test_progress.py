@@ -76,10 +76,9 @@ async def test_the_queue() -> None:
         others = []
         for i in range(3):
             others.append(asyncio.ensure_future(s.completion("SAY:abc")))
-            await eventually(lambda: engine.num_unfinished == i + 1)  # noqa: B023
-        last = asyncio.ensure_future(
-            s.completion("SAY:abc", stream=True, stream_options=OPTIONS)
-        )
+            while engine.num_unfinished == i:
+                await asyncio.sleep(0.001)
+        last = asyncio.ensure_future(s.completion("SAY:abc", stream=True, stream_options=OPTIONS))
         await eventually(lambda: engine.num_unfinished == 4)
         engine.gate.set()
         assert told((await last).events) == [(2, 0), (1, 0), (0, 0)]
@@ -107,12 +106,12 @@ async def test_the_official_client_passes_over_it() -> None:
             model=MODEL,
             messages=[{"role": "user", "content": "SAY:hello"}],
             stream=True,
-            stream_options={"include_progress": True},  # type: ignore[typeddict-unknown-key]
+            extra_body={"stream_options": OPTIONS},
         ):
             for choice in chunk.choices:
                 text += choice.delta.content or ""
             if not chunk.choices:
-                reports.append(chunk.progress["prompt_tokens_processed"])  # type: ignore[attr-defined]
+                reports.append((chunk.model_extra or {})["progress"]["prompt_tokens_processed"])
         assert text == "hello"
         assert reports
         assert reports == [8 * (i + 1) for i in range(len(reports))]

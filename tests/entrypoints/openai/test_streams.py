@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from typing import Any
 
@@ -11,6 +12,7 @@ from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
+from octavo.entrypoints.batches.answers import LineAnswers
 from octavo.entrypoints.openai import streams
 from octavo.entrypoints.openai.keys import KeyRing
 from octavo.entrypoints.openai.streams import StreamStore
@@ -20,7 +22,7 @@ from tests.entrypoints.openai.sse_client import DONE, Event, data_of, parse, str
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-ENDLESS = {"prompt": "count", "max_tokens": 3000, "ignore_eos": True}
+ENDLESS: dict[str, Any] = {"prompt": "count", "max_tokens": 3000, "ignore_eos": True}
 
 
 def chat_body(content: str, **fields: Any) -> dict[str, Any]:
@@ -429,6 +431,15 @@ async def test_it_has_one_place_in_the_queue_until_its_first_token() -> None:
         await eventually(lambda: s.server.admission.num_reqs == 0)
         assert not request.done()
         assert (await request).status == 200
+
+
+async def test_a_line_of_a_batch_begins_none() -> None:
+    async with serving() as s:
+        line = json.dumps(body(**ENDLESS)).encode()
+        answer = await LineAnswers(s.server).answer(COMPLETIONS, line, None)
+        assert (answer[0], json.loads(answer[2])["error"]["param"]) == (400, "stream")
+        assert s.engine.is_idle
+        assert len(s.server.streams) == s.server.in_flight == 0
 
 
 async def test_ids_tell_nothing_of_each_other() -> None:
