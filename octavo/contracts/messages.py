@@ -143,7 +143,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
             output. None where nobody measured it.
         error: message for the user when finish_reason is ERROR.
         error_param: the request's field that is at fault, where it is the request's.
-        progress: of a request that asked for it, before its first output: there is nothing else then.
+        progress: of a request that asked for it, before its first output, and nothing else then.
     """
 
     request_id: str

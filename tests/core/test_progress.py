@@ -113,7 +113,7 @@ def test_an_aborted_request_hears_no_more() -> None:
 
 
 def test_long_queues_are_told_sparingly() -> None:
-    """Among a thousand that wait, an admission tells some fifty, and each hears some fifty times."""
+    """Of a thousand that wait, an admission tells some fifty, and each hears some fifty times."""
     requests = [
         Request(
             make_request(str(i), [1, 2], report_progress=True),

@@ -59,7 +59,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         return_tokens_as_token_ids: tokens in logprobs are spelled "token_id:17".
         add_special_tokens: begin the prompt as the tokenizer does (default: true for completions,
             false for chat, whose template does it).
-        truncate_prompt_tokens: keep so many tokens of a longer prompt; -1: those that fit the model.
+        truncate_prompt_tokens: keep so many tokens of a longer prompt; -1: as many as fit.
         truncation_side: where tokens are left out: "left" (the default) or "right".
         return_prompt_text: give the prompt as the model sees it, special tokens included.
         user, safety_identifier, prompt_cache_key, metadata: the caller's own labels.

@@ -1,9 +1,9 @@
 """Requests that only another front end of the same server can answer.
 
 Front end 0 keeps what outlives a request (stored responses, files, batches), knows what the whole
-server measures, and answers for it. A resumable stream is kept by the front end that began it, which
-its id names. Whoever else gets such a request passes it on, unread, over a socket that only this
-user may use. The same key is asked for there as here.
+server measures, and answers for it. A resumable stream is kept by the front end that began it, and
+its id says which. Whoever else gets such a request passes it on, unread, over a socket that only
+this user may use. The same key is asked for there as here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`stream_options.include_progress`: chunks that every client passes over, and the truth in them."""
+"""`stream_options.include_progress`: chunks that clients pass over, and the truth in them."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_what_is_owned(path: str, owner: int | None) -> None:
 
 
 @pytest.mark.parametrize("index", [1, 7])
-async def test_a_stream_that_is_here_or_nowhere_is_not_passed_on(index: int, tmp_path: Path) -> None:
+async def test_a_stream_of_its_own_or_of_nobody_stays(index: int, tmp_path: Path) -> None:
     app = PassOn(_here, ["/nowhere/0", str(tmp_path / "nobody.sock")], 1, Server({}))
     async with _listening(app, host="127.0.0.1", port=0) as server:
         port = server.servers[0].sockets[0].getsockname()[1]
