@@ -51,7 +51,6 @@ class Answer(Protocol):
 
     def events(self) -> AsyncGenerator[bytes, None]:
         """It as a stream: whole events, one or more at a time."""
-        ...
 
 
 Begin = Callable[["Call"], Awaitable[Answer]]
