@@ -214,7 +214,7 @@ def test_a_template_of_the_caller() -> None:
     )
     assert [i for i in ids if i in bytewise.all_special_ids] == [IM_END]
     assert bytewise.decode(ids, skip_special_tokens=False) == HOSTILE * 2 + "<|im_end|>"
-    for wrong in ("{% for %}", "{{ missing.field }}", "{{ ''.__class__ }}"):
+    for wrong in ("{% for %}", "{{ missing.field }}", "{{ ''.__class__.__mro__ }}"):
         with pytest.raises(ChatTemplateError):
             bytewise.apply_chat_template(user("x"), chat_template=wrong)
 

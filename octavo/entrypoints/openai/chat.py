@@ -167,9 +167,7 @@ class _Chat:
 
     def _whole_choice(self, c: CompletionOutput) -> ChatChoice:
         parsed = self._parsed_of(c)
-        message = (
-            ChatMessage(content=c.text) if parsed is None else parsed.message(c.events or ())
-        )
+        message = ChatMessage(content=c.text) if parsed is None else parsed.message(c.events or ())
         if self._echo:
             message.content = self._echo + (message.content or "")
         return ChatChoice(

@@ -60,9 +60,7 @@ class PassOn:
         server: this front end's, which goes on as long as a request is passed on.
     """
 
-    def __init__(
-        self, app: ASGIApp, addresses: Sequence[str], index: int, server: Server
-    ) -> None:
+    def __init__(self, app: ASGIApp, addresses: Sequence[str], index: int, server: Server) -> None:
         self._app = app
         self._addresses = addresses
         self._index = index

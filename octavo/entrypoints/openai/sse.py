@@ -87,13 +87,7 @@ class EventStream:
                 async for data in events:
                     if not started:
                         started = True
-                        await send(
-                            {
-                                "type": "http.response.start",
-                                "status": 200,
-                                "headers": list(self._headers),
-                            }
-                        )
+                        await self._begin(send)
                     self._blocked_since = time.monotonic()
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                     self._blocked_since = None
@@ -104,4 +98,10 @@ class EventStream:
             if failure.code == "internal_error":
                 logger.error("a stream failed", exc_info=error)
             last = self._failure(failure) + self._done
+        if not started:
+            await self._begin(send)
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _begin(self, send: Send) -> None:
+        headers = list(self._headers)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -204,11 +204,10 @@ class StreamStore:
         """A stream begins. Raises APIError 503: there are too many."""
         num, most = len(self._streams), self._max_streams
         if num >= most and not self._drop_ended():
-            raise unavailable(
-                f"{num} resumable streams are running or read, of at most {most}; come again, or "
-                "leave resumable out",
-                "too_many_streams",
+            message = (
+                f"{num} resumable streams run or are read, of at most {most}; leave resumable out"
             )
+            raise unavailable(message, "too_many_streams")
         self._streams[stream.id] = stream
 
     def get(self, stream_id: str, key: str | None) -> ResumableStream:

@@ -6,9 +6,7 @@ from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.protocol import GenerationRequest
 
 
-def kept_tokens(
-    request: GenerationRequest, *, max_model_len: int, max_tokens: int | None
-) -> slice:
+def kept_tokens(request: GenerationRequest, *, max_model_len: int, max_tokens: int | None) -> slice:
     """The part of every prompt that is kept; all of it unless the request says otherwise.
 
     Args:

@@ -35,6 +35,16 @@ async def test_events_then_done() -> None:
     assert [b["more_body"] for b in bodies] == [True, True, False]
 
 
+async def test_no_events() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        return
+        yield b""
+
+    start, body = await _run(events())
+    assert start["status"] == 200
+    assert body["body"] == b"data: [DONE]\n\n"
+
+
 def test_events_that_were_sent_together() -> None:
     texts = ["", "a\n\nb", "\r\n\r\n", "\u2028\u0085", "data: x\n\n"]
     events = [event({"text": text}) for text in texts]
