@@ -190,8 +190,8 @@ class Scheduler:
         plan = StepPlan(self._num_steps, budget)
         self._num_steps += 1
         self._num_deferred = 0
-        for i, service_class in enumerate(self._service_classes()):
-            if i:
+        for service_class in self._service_classes():
+            if self._room.is_shared_with_higher(service_class):
                 budget.withhold_all_but(MAX_TOKENS_BESIDE)
             self._schedule_running(plan, service_class)
             # What was just preempted would only fight with what comes in, unless that goes first.

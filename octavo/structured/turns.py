@@ -53,11 +53,13 @@ class Turns:
         self._has_others = any(r not in self._costly for r in request_ids)
 
     def note_cost(self, request_id: str, seconds: float, now: float) -> None:
-        """A request's mask took so much processor time."""
+        """A request's mask in the last step took so much processor time, some of it at the expense
+        of others, if it had any."""
         self._costly.pop(request_id, None)
         if seconds > COSTLY_SECONDS:
             self._costly[request_id] = None
-            self._share.spend(seconds, now)
+            if self._has_others:
+                self._share.spend(seconds, now)
 
     def remove(self, request_id: str) -> None:
         """The request does not run any more. If it comes back, it is found costly again."""
