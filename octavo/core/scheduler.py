@@ -476,6 +476,9 @@ class Scheduler:
         request.epoch += 1
         if not self._hooks.finished(request):
             self._kv.free(request)
+        if self._step_log is not None and request.last_admitted_step >= 0:
+            view = request_view(request, self._kv.pool.null_block)
+            self._step_log.note_end(view, self._num_steps - 1)
 
     # ---------------------------------------------------------------- looking at it
 
@@ -517,14 +520,12 @@ class Scheduler:
         view_of = partial(request_view, null_block=pool.null_block)
         requests = [*map(view_of, running)]
         requests += [view_of(request, reason=reason) for request, reason in zip(shown, reasons)]
-        for request in (*running, *waiting):
-            ended.pop(request.arrival_index, None)
         holders = [*running, *self._hooks.kept]
         return EngineView(
             now=time.monotonic(),
             stats=stats,
             steps=steps,
-            requests=[*requests, *map(view_of, ended.values())],
+            requests=[*requests, *ended],
             num_hidden_requests=len(waiting) - len(shown),
             blocks=block_map(pool, holders),
             block=None if block_id is None else block_view(pool, block_id, holders),

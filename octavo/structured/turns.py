@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 MAX_SHARE = 0.15
 """Of the time, for costly masks and again for compiling, while other requests run."""
 COSTLY_SECONDS = 0.5e-3
@@ -48,7 +50,7 @@ class Turns:
             return True
         return self._share.is_free(now) and next(iter(self._costly)) == request_id
 
-    def note_step(self, request_ids: dict[str, int]) -> None:
+    def note_step(self, request_ids: Iterable[str]) -> None:
         """These take part in a step."""
         self._has_others = any(r not in self._costly for r in request_ids)
 
