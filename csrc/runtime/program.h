@@ -64,6 +64,10 @@ struct HeadNorm {
   float eps = 0.0f, offset = 0.0f;
 };
 
+// Places in the tables of kernels.
+inline int index(DType dtype) { return static_cast<int>(dtype); }
+inline int index(WeightFormat format) { return static_cast<int>(format); }
+
 class Program {
  public:
   // Steps with so many tokens per thread are split by rows. Every thread then reads all weights,

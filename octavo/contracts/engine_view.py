@@ -23,6 +23,7 @@ class WaitReason(str, enum.Enum):
 
     PARENT = "parent"  # for the prompt that it shares with another completion (n > 1, beams)
     FEATURE = "feature"  # a feature holds it back: its grammar is being compiled
+    PAUSED = "paused"  # the engine is paused, until it is resumed
     PLACES = "places"  # max_num_seqs requests are running
     BLOCKS = "blocks"  # too few KV blocks are free for its tokens
     ORDER = "order"  # requests before it do not fit, and may not be overtaken any more

@@ -117,6 +117,7 @@ def _entry(scheduled: Scheduled) -> StepEntry:
 def waiting_reasons(
     waiting: Iterable[Request],
     *,
+    is_paused: bool,
     has_place: bool,
     is_budget_spent: bool,
     hooks: HookChain,
@@ -126,6 +127,7 @@ def waiting_reasons(
     find now.
 
     Args:
+        is_paused: whether the scheduler is.
         has_place: whether fewer than `max_num_seqs` requests run.
         fits: whether enough blocks are free for a request.
     """
@@ -140,6 +142,8 @@ def waiting_reasons(
             yield WaitReason.PARENT
         elif hooks.admission(request)[0] is Admission.WAIT:
             yield WaitReason.FEATURE
+        elif is_paused:
+            yield WaitReason.PAUSED
         elif not has_place:
             yield WaitReason.PLACES
         elif is_budget_spent:

@@ -44,6 +44,7 @@ from octavo.core.observe import (
     request_view,
     waiting_reasons,
 )
+from octavo.core.pause import PauseState, have_begun
 from octavo.core.policy import MAX_TOKENS_BESIDE, ORDERS, PassedOver, RequestQueue
 from octavo.core.request import Request, RequestStatus, check_request
 from octavo.core.room import Room
@@ -53,7 +54,7 @@ from octavo.errors import DuplicateIdError
 
 
 class Scheduler:
-    """Requests, their KV blocks, and the steps they are computed in.
+    """Requests, their KV blocks, and the steps they are computed in. Any may set `pause_state`.
 
     Args:
         config: the scheduler's section.
@@ -95,6 +96,7 @@ class Scheduler:
         self._max_len = self._kv.longest_request(max_model_len)
 
         order = ORDERS[config.scheduling_policy]
+        self.pause_state = PauseState.UNPAUSED
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue(order)
         self._running = RequestQueue(order)
@@ -167,9 +169,14 @@ class Scheduler:
         return bool(self._requests)
 
     def has_work(self) -> bool:
-        """Whether a step has anything to do: requests, ids that the workers must hear of, or
-        blocks that a hook still keeps."""
-        return bool(self._requests or self._finished_ids or self._hooks.kept)
+        """Whether a step has work: requests, ids to tell the workers, blocks that hooks keep."""
+        if self.pause_state is PauseState.UNPAUSED or self._finished_ids or self._hooks.kept:
+            return bool(self._requests or self._finished_ids or self._hooks.kept)
+        return self.pause_state is PauseState.PAUSED_NEW and self.has_begun_requests()
+
+    def has_begun_requests(self) -> bool:
+        """Whether any request has run and has not ended: it runs, or was preempted."""
+        return have_begun((*self._running.requests, *self._waiting.requests))
 
     # ---------------------------------------------------------------- a step
 
@@ -190,7 +197,8 @@ class Scheduler:
         plan = StepPlan(self._num_steps, budget)
         self._num_steps += 1
         self._num_deferred = 0
-        for service_class in self._service_classes():
+        is_still = self.pause_state is PauseState.PAUSED_ALL
+        for service_class in () if is_still else self._service_classes():
             if self._room.is_shared_with_higher(service_class):
                 budget.withhold_all_but(MAX_TOKENS_BESIDE)
             self._schedule_running(plan, service_class)
@@ -309,6 +317,8 @@ class Scheduler:
         self, request: Request, plan: StepPlan
     ) -> tuple[Admission, SchedulerHook | None]:
         """Whether nothing but room keeps a request waiting; the hook that fails it, if one does."""
+        if self.pause_state is not PauseState.UNPAUSED and not request.num_preemptions:
+            return Admission.WAIT, None
         if self._forks.must_wait(request, plan):
             return Admission.WAIT, None
         return self._hooks.admission(request)
@@ -511,6 +521,7 @@ class Scheduler:
         num_reserved = self._room.num_reserved_blocks(max(ServiceClass))
         reasons = waiting_reasons(
             shown,
+            is_paused=self.pause_state is not PauseState.UNPAUSED,
             has_place=self._room.has_place,
             is_budget_spent=stats.step_tokens >= self._config.max_num_batched_tokens,
             hooks=self._hooks,

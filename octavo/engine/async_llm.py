@@ -22,6 +22,7 @@ from octavo.contracts.messages import (
     SchedulerStats,
     ServiceClass,
 )
+from octavo.contracts.pause_mode import PauseMode
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.beam_search import begin_beam_search
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 T = TypeVar("T")
+
+_DRAIN_POLL_SECONDS = 0.02
 
 _NUM_THREADS = 2
 """Threads for tokenizing and templates; the tokenizer releases the GIL."""
@@ -307,6 +310,38 @@ class AsyncLLM:
         """Forget all cached prefixes; False (and nothing done) while requests hold blocks."""
         self._ensure_accepting()
         return await self._client.reset_prefix_cache()
+
+    @property
+    def unfinished_request_ids(self) -> list[str]:
+        """Ids of the requests that run or wait, in order of arrival."""
+        return self._output_processor.unfinished_ids
+
+    async def pause_generation(
+        self, *, mode: PauseMode = "abort", clear_cache: bool = True
+    ) -> None:
+        """Admit no requests until `resume_generation`; they wait.
+
+        Args:
+            mode: what becomes of requests that have begun (`PauseMode`). With "wait" this returns
+                when the last of them has ended.
+            clear_cache: forget all cached prefixes then; not with "keep".
+        """
+        self._ensure_accepting()
+        await self._client.pause(mode)
+        while mode == "wait" and await self._client.has_begun_requests():
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        if clear_cache and mode != "keep":
+            await self._client.reset_prefix_cache()
+
+    async def resume_generation(self) -> None:
+        """Go on after a pause."""
+        self._ensure_accepting()
+        await self._client.resume()
+
+    async def is_paused(self) -> bool:
+        """Whether it was paused, and not resumed since."""
+        self._ensure_accepting()
+        return await self._client.is_paused()
 
     async def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
         """What the core is doing (`Scheduler.observe`), when the step in progress has ended."""

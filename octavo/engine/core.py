@@ -28,10 +28,12 @@ from octavo.contracts.messages import (
     FinishReason,
     SchedulerStats,
 )
+from octavo.contracts.pause_mode import PauseMode
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.step import RunnerOutput, SchedulerOutput
 from octavo.core.block_hash import load_hash_secret
+from octavo.core.pause import PauseState
 from octavo.core.scheduler import Scheduler
 from octavo.engine.bad_words import check_bad_words
 from octavo.engine.deadlines import Deadlines
@@ -109,6 +111,7 @@ class EngineCore:
         # Arrival of requests that have never run, queue time of those that have had no output.
         self._arrivals: dict[str, float] = {}
         self._queue_times: dict[str, float] = {}
+        self._ended: list[EngineOutput] = []  # last outputs of requests that a pause aborted
         self._deadlines = Deadlines()
         self._check_integrity = env.check_integrity()
         self._dead: EngineDeadError | None = None
@@ -144,9 +147,28 @@ class EngineCore:
         """Ids of the requests that have not ended."""
         return self.scheduler.request_ids()
 
+    def pause(self, mode: PauseMode) -> None:
+        """Admit no requests until `resume`; they wait. Those that have begun are aborted (their
+        last outputs come from the next `step`), go on to their end, or keep what they have."""
+        self._ensure_alive()
+        scheduler = self.scheduler
+        scheduler.pause_state = PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW
+        if mode == "abort":
+            ids = scheduler.request_ids()
+            self._ended += scheduler.finish_requests(ids, FinishReason.ABORT)
+
+    def resume(self) -> None:
+        """Go on after a `pause`."""
+        self._ensure_alive()
+        self.scheduler.pause_state = PauseState.UNPAUSED
+
+    def is_paused(self) -> bool:
+        """Whether it was paused, and not resumed since."""
+        return self.scheduler.pause_state is not PauseState.UNPAUSED
+
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._in_flight) or self.scheduler.has_work()
+        return bool(self._ended or self._in_flight) or self.scheduler.has_work()
 
     def stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
@@ -194,7 +216,9 @@ class EngineCore:
 
     def _step(self) -> EngineOutputs:
         late = self._deadlines.take_late(time.monotonic())
-        outputs = self.scheduler.finish_requests(late, FinishReason.TIMEOUT) if late else []
+        outputs, self._ended = self._ended, []
+        if late:
+            outputs += self.scheduler.finish_requests(late, FinishReason.TIMEOUT)
         while self._may_submit() and self.scheduler.has_work():
             step = self.scheduler.schedule()
             if _is_empty(step):

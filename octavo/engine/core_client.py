@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.contracts.messages import EngineOutputs, EngineRequest, SchedulerStats
+from octavo.contracts.pause_mode import PauseMode
 
 if TYPE_CHECKING:
     from octavo.contracts.engine_view import EngineView
@@ -107,6 +108,22 @@ class AsyncCoreClient(ABC):
     @abstractmethod
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False (and nothing done) while requests hold blocks."""
+
+    @abstractmethod
+    async def pause(self, mode: PauseMode) -> None:
+        """As `EngineCore.pause`."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Go on after a pause."""
+
+    @abstractmethod
+    async def is_paused(self) -> bool:
+        """Whether it was paused, and not resumed since."""
+
+    @abstractmethod
+    async def has_begun_requests(self) -> bool:
+        """Whether any request has run and has not ended."""
 
     @abstractmethod
     async def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:

@@ -21,11 +21,13 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast, get_args
 
 import msgspec
 import zmq
 
 from octavo.contracts.messages import EngineOutput, EngineOutputs, FinishReason
+from octavo.contracts.pause_mode import PauseMode
 from octavo.engine import wire
 from octavo.engine.core import EngineCore
 from octavo.engine.core_sockets import FrontEndSockets
@@ -218,8 +220,19 @@ def _called(core: EngineCore, call: wire.Call) -> wire.Result:
     if call.method == "reset_prefix_cache":
         return wire.Result(call_id=call.call_id, value=core.reset_prefix_cache())
     if call.method == "observe":
-        view = core.observe(call.arguments.get("after_step", -1), call.arguments.get("block_id"))
+        numbers = {name: n for name, n in call.arguments.items() if isinstance(n, int)}
+        view = core.observe(numbers.get("after_step", -1), numbers.get("block_id"))
         return wire.Result(call_id=call.call_id, value=view)
+    if call.method == "pause" and (mode := call.arguments.get("mode")) in get_args(PauseMode):
+        core.pause(cast("PauseMode", mode))
+        return wire.Result(call_id=call.call_id, value=True)
+    if call.method == "resume":
+        core.resume()
+        return wire.Result(call_id=call.call_id, value=True)
+    if call.method == "is_paused":
+        return wire.Result(call_id=call.call_id, value=core.is_paused())
+    if call.method == "has_begun_requests":
+        return wire.Result(call_id=call.call_id, value=core.scheduler.has_begun_requests())
     return wire.Result(call_id=call.call_id, error=f"unknown method {call.method[:64]!r}")
 
 

@@ -15,6 +15,7 @@ from octavo.config.engine import EngineConfig
 from octavo.contracts.codec import Encoder
 from octavo.contracts.engine_view import EngineView
 from octavo.contracts.messages import EngineOutputs, EngineRequest
+from octavo.contracts.pause_mode import PauseMode
 from octavo.engine import wire
 from octavo.engine.core_client import AsyncCoreClient
 from octavo.engine.core_launch import CoreLink
@@ -140,8 +141,20 @@ class SocketClient(AsyncCoreClient):
     async def reset_prefix_cache(self) -> bool:
         return bool(await self._call("reset_prefix_cache"))
 
+    async def pause(self, mode: PauseMode) -> None:
+        await self._call("pause", {"mode": mode})
+
+    async def resume(self) -> None:
+        await self._call("resume")
+
+    async def is_paused(self) -> bool:
+        return bool(await self._call("is_paused"))
+
+    async def has_begun_requests(self) -> bool:
+        return bool(await self._call("has_begun_requests"))
+
     async def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
-        arguments = {"after_step": after_step}
+        arguments: dict[str, int | str] = {"after_step": after_step}
         if block_id is not None:
             arguments["block_id"] = block_id
         view = await self._call("observe", arguments)
@@ -149,7 +162,7 @@ class SocketClient(AsyncCoreClient):
             raise OctavoError("the engine core did not say what it does")
         return view
 
-    async def _call(self, method: str, arguments: dict[str, int] | None = None) -> _Answer:
+    async def _call(self, method: str, arguments: dict[str, int | str] | None = None) -> _Answer:
         """Call one of the core's methods (`wire.Call`). Raises OctavoError: it failed there."""
         self._ensure_alive()
         self._num_calls += 1

@@ -60,7 +60,7 @@ class Call(msgspec.Struct, tag="call"):
 
     call_id: int
     method: str
-    arguments: dict[str, int] = {}
+    arguments: dict[str, int | str] = {}
 
 
 class Shutdown(msgspec.Struct, tag="shutdown"):

@@ -86,10 +86,10 @@ class StructuredOutputs(SchedulerHook):
         self._compiler = GrammarCompiler(vocabulary)
         self._num_words = -(-vocab_size // _WORD)
         self._requests: dict[str, _Constrained] = {}
+        self._share = TimeShare()
         # Of each class, with what runs of it and of higher ones.
-        self._turns = {service_class: Turns() for service_class in ServiceClass}
+        self._turns = {service_class: Turns(self._share) for service_class in ServiceClass}
         self._batch_ids: set[str] = set()  # requests of the class BATCH, without a grammar too
-        self._compile_share = TimeShare()
 
     def close(self) -> None:
         """Stop compiling."""
@@ -99,10 +99,10 @@ class StructuredOutputs(SchedulerHook):
         """Stand still between two steps, for a few milliseconds at a time, if a grammar is being
         compiled: its threads and processes run only where a core is idle, and steps leave none."""
         now = time.monotonic()
-        if self._compile_share.is_free(now) and self._compiler.is_busy:
+        if self._share.is_free(now) and self._compiler.is_busy:
             self._compiler.wait(_GIVEN_WAY_SECONDS)
             then = time.monotonic()
-            self._compile_share.spend(then - now, then)
+            self._share.spend(then - now, then)
 
     # ---------------------------------------------------------------- the scheduler's hook
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MAX_SHARE = 0.15
-"""Of the time, for costly masks and again for compiling, while other requests run."""
+"""Of the time, for costly masks and compiling together, while other requests run."""
 COSTLY_SECONDS = 0.5e-3
 """Processor time of a request's mask in one step, from where on it is costly: 40 times what that of
 a usual schema takes. llguidance's limits end a request before one takes much more than 10 ms."""
@@ -31,11 +31,14 @@ class Turns:
     other requests' steps would be as slow as the sum of them all. To rest changes no answer.
 
     A request is costly if its last mask was. Nobody rests in a step after one that had no others.
+
+    Args:
+        share: where masks are paid from.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, share: TimeShare) -> None:
         self._costly: dict[str, None] = {}  # whoever had no turn for the longest time comes first
-        self._share = TimeShare()
+        self._share = share
         self._has_others = False
 
     def __bool__(self) -> bool:

@@ -10,10 +10,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo.config.engine import EngineConfig
+from octavo.contracts.engine_view import WaitReason
 from octavo.contracts.messages import RequestOutput
+from octavo.contracts.pause_mode import PauseMode
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.llm_engine import LLMEngine
@@ -248,6 +252,51 @@ def test_prefix_cache_can_be_reset(model: Path) -> None:
         assert (await collect(engine, prompt, params(), "b")).num_cached_tokens == 32
         assert await engine.reset_prefix_cache()
         assert (await collect(engine, prompt, params(), "c")).num_cached_tokens == 0
+
+    with_engine(model, test)
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+def test_pause(model: Path, mode: PauseMode) -> None:
+    """In the core's process: those that have begun end, go on, or stay; those that come wait."""
+
+    async def test(engine: AsyncLLM) -> None:
+        begun = asyncio.ensure_future(collect(engine, "abc", params(max_tokens=100), "begun"))
+        await until(lambda: engine.stats().generation_tokens > 0)
+        await engine.pause_generation(mode=mode)
+        assert await engine.is_paused()
+        late = asyncio.ensure_future(collect(engine, "abc", params(max_tokens=4), "late"))
+        await until(lambda: engine.stats().num_waiting == 1)
+        view = await engine.observe()
+        assert [r.reason for r in view.requests if r.reason] == [WaitReason.PAUSED]
+        assert view.stats.num_used_blocks == 0 or mode == "keep"
+        assert not late.done()
+        await engine.resume_generation()
+        assert not await engine.is_paused()
+        [done] = (await late).outputs
+        assert len(done.token_ids) == 4
+        [first] = (await begun).outputs
+        assert first.finish_reason == ("abort" if mode == "abort" else "length")
+
+    with_engine(model, test)
+
+
+def test_encode(model: Path) -> None:
+    """A vector from the core's process is that of this one; wrong requests raise."""
+    with LLMEngine.from_config(EngineConfig.from_flat(model=str(model), **OPTIONS)) as offline:
+        offline.add_request("a", "abc", PoolingParams(pooling_type="MEAN"))
+        while not (outputs := offline.step()):
+            pass
+    expected = outputs[0].pooled
+    assert expected is not None
+
+    async def test(engine: AsyncLLM) -> None:
+        mean = PoolingParams(pooling_type="MEAN")
+        async for output in engine.encode("abc", mean, "vector"):
+            np.testing.assert_array_equal(output.outputs.data, expected)
+        with pytest.raises(RequestError, match="hidden size"):
+            async for _ in engine.encode("abc", PoolingParams(dimensions=10**6), "vector"):
+                pass
 
     with_engine(model, test)
 

@@ -20,7 +20,7 @@ def test_a_share_of_the_time() -> None:
 
 
 def test_what_is_cheap_always_goes() -> None:
-    turns = Turns()
+    turns = Turns(TimeShare())
     turns.note_step({"a": 1, "b": 1})
     turns.note_cost("a", COSTLY_SECONDS / 2, 0.0)
     assert not turns
@@ -28,7 +28,7 @@ def test_what_is_cheap_always_goes() -> None:
 
 
 def test_one_at_a_time_in_turn_and_not_all_the_time() -> None:
-    turns, now = Turns(), 0.0
+    turns, now = Turns(TimeShare()), 0.0
     turns.note_step({"a": 1, "plain": 1})
     for name in "abc":
         turns.note_cost(name, COSTLY, now)
@@ -49,7 +49,7 @@ def test_one_at_a_time_in_turn_and_not_all_the_time() -> None:
 
 
 def test_nobody_rests_alone() -> None:
-    turns = Turns()
+    turns = Turns(TimeShare())
     for name in "ab":
         turns.note_cost(name, COSTLY, 0.0)
     turns.note_step({"a": 1, "plain": 1})
@@ -60,7 +60,7 @@ def test_nobody_rests_alone() -> None:
 
 
 def test_time_spent_alone_is_not_made_up_for() -> None:
-    turns, now = Turns(), 0.0
+    turns, now = Turns(TimeShare()), 0.0
     for _ in range(100):
         turns.note_step({"a": 1})
         now += 0.02
@@ -73,7 +73,7 @@ def test_time_spent_alone_is_not_made_up_for() -> None:
 
 
 def test_who_becomes_cheap_or_leaves_has_no_turn() -> None:
-    turns = Turns()
+    turns = Turns(TimeShare())
     turns.note_step({"plain": 1})
     for name in "abc":
         turns.note_cost(name, COSTLY, 0.0)

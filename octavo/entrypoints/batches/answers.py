@@ -7,9 +7,10 @@ import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.contracts.messages import ServiceClass
-from octavo.entrypoints.openai import chat, completions
+from octavo.entrypoints.batches.line_runner import NotNowError
+from octavo.entrypoints.openai import chat, completions, embeddings
 from octavo.entrypoints.openai.endpoint import Call
-from octavo.entrypoints.openai.errors import as_api_error, bad_request
+from octavo.entrypoints.openai.errors import APIError, as_api_error, bad_request
 from octavo.entrypoints.openai.record import RequestRecord
 from octavo.entrypoints.openai.sse import EventStream
 from octavo.log import get_logger
@@ -24,13 +25,10 @@ logger = get_logger(__name__)
 
 ENDPOINTS: dict[str, APIRoute] = {
     route.path: route
-    for route in (*chat.ROUTES, *completions.ROUTES)
-    if route.path in ("/v1/chat/completions", "/v1/completions")
+    for route in (*chat.ROUTES, *completions.ROUTES, *embeddings.ROUTES)
+    if route.path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 }
 """Those that a batch may be for."""
-
-RETRY_SECONDS = 1.0
-"""Before a line is tried again that the server could not take."""
 
 
 class LineAnswer(NamedTuple):
@@ -48,26 +46,34 @@ class LineAnswers:
         self._server = server
 
     async def answer(self, url: str, body: bytes, owner: str | None) -> LineAnswer:
-        """The answer to one request. While the server cannot take it, or the key may not use more
-        tokens, this waits.
+        """The answer to one request.
 
         Args:
             url: of `ENDPOINTS`.
             owner: name of the key of whoever made the batch.
+
+        Raises:
+            NotNowError: the server cannot take it now, or the key may not use more tokens.
         """
-        while True:
-            request_id = uuid.uuid4().hex
-            response, code = await self._respond(ENDPOINTS[url], body, owner, request_id)
-            # That an administrator ended it is an answer; that it is not the time for it is none.
-            if response.status_code not in (429, 503) or code == "aborted":
-                return LineAnswer(response.status_code, request_id, bytes(response.body))
-            await asyncio.sleep(RETRY_SECONDS)
+        request_id = uuid.uuid4().hex
+        response, code = await self._respond(ENDPOINTS[url], body, owner, request_id)
+        # That an administrator ended it is an answer, and so is that it never fits.
+        is_final = code == "aborted" or response.headers.get("x-should-retry") == "false"
+        if response.status_code in (429, 503) and not is_final:
+            raise NotNowError
+        return LineAnswer(response.status_code, request_id, bytes(response.body))
 
     async def _respond(
         self, route: APIRoute, body: bytes, owner: str | None, request_id: str
     ) -> tuple[Response, str | None]:
         """(response, the code of an error)."""
-        key = next((key for key in self._server.keys if key.name == owner), None)
+        keys = self._server.keys
+        key = next((key for key in keys if key.name == owner), None)
+        if owner is not None and key is None and len(keys):
+            error = APIError(
+                401, "the API key of this batch is not valid any more", code="invalid_api_key"
+            )
+            return error.response(), error.code
         record = RequestRecord(request_id=request_id, key=key)
         scope: dict[str, Any] = {
             "type": "http",

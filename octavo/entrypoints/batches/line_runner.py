@@ -12,11 +12,18 @@ from octavo.entrypoints.batches.lines import Line, LineResult
 MAX_BYTES_IN_FLIGHT = 64 * 2**20
 """Of lines that are read and not done, all together; one line alone may have more."""
 
+RETRY_SECONDS = 1.0
+"""Before lines are tried again that could not be taken."""
+
 _READ_LINES = 64
 _READ_BYTES = 2**20
 
 Answer = Callable[[Line], Awaitable[LineResult]]
 Commit = Callable[[Sequence[LineResult]], Awaitable[None]]
+
+
+class NotNowError(Exception):
+    """A line cannot be answered now, but perhaps later."""
 
 
 class LineSlots:
@@ -119,6 +126,8 @@ class LineRunner:
     """Answers the lines of one input and stores the results.
 
     Args:
+        answer: raises NotNowError where the line is to be tried again. Until then it holds no slot:
+            others may have it.
         slots: shared with others.
     """
 
@@ -126,6 +135,8 @@ class LineRunner:
         self._answer = answer
         self._results = GroupCommit(commit)
         self._slots = slots
+        self._pending: deque[Line] = deque()  # read, and not begun
+        self._is_refused = False  # a line was, since the last pause
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
 
@@ -139,13 +150,13 @@ class LineRunner:
             Exception: what `answer` or `commit` raised first.
         """
         try:
-            while self._failure is None and (some := await asyncio.to_thread(_take, lines)):
-                for line in some:
-                    num_bytes = len(line.data or b"")
-                    await self._slots.acquire(num_bytes)
-                    task = asyncio.create_task(self._run_line(line, num_bytes))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+            while self._failure is None and await self._has_pending(lines):
+                line = self._pending.popleft()
+                num_bytes = len(line.data or b"")
+                await self._slots.acquire(num_bytes)
+                task = asyncio.create_task(self._run_line(line, num_bytes))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             while self._tasks:
                 await asyncio.wait(set(self._tasks))
         finally:
@@ -156,10 +167,26 @@ class LineRunner:
         if self._failure is not None:
             raise self._failure
 
+    async def _has_pending(self, lines: Iterator[Line]) -> bool:
+        """Whether there is a line to begin, now that those are known that have to come again."""
+        while self._failure is None:
+            if self._is_refused:
+                self._is_refused = False
+                await asyncio.sleep(RETRY_SECONDS)
+            if not self._pending:
+                self._pending.extend(await asyncio.to_thread(_take, lines))
+            if self._pending or not self._tasks:
+                break
+            await asyncio.wait(set(self._tasks), return_when=asyncio.FIRST_COMPLETED)
+        return bool(self._pending)
+
     async def _run_line(self, line: Line, num_bytes: int) -> None:
         try:
             if self._failure is None:
                 await self._results.add(await self._answer(line))
+        except NotNowError:
+            self._pending.append(line)
+            self._is_refused = True
         except Exception as error:
             self._failure = self._failure or error
         finally:

@@ -210,6 +210,12 @@ class Health(msgspec.Struct):
     status: str = "ok"
 
 
+class Load(msgspec.Struct):
+    """Answer to GET /load: HTTP requests in progress."""
+
+    server_load: int
+
+
 class Version(msgspec.Struct):
     """Answer to GET /version."""
 

@@ -64,6 +64,8 @@ class APIRoute:
             statuses |= {400, 408, 413, 415}
             if "model" in self.request.__struct_fields__:
                 statuses.add(404)
+        if self.queued:
+            statuses.add(429)
         if self.query is not None:
             statuses.add(400)
         return tuple(sorted(statuses))

@@ -15,7 +15,16 @@ from starlette.routing import Route
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.anthropic.errors import error_response
 from octavo.entrypoints.batches import batches, files
-from octavo.entrypoints.openai import chat, completions, information, tokenization
+from octavo.entrypoints.openai import (
+    admin,
+    chat,
+    completions,
+    embeddings,
+    generate,
+    information,
+    scoring,
+    tokenization,
+)
 from octavo.entrypoints.openai.cors import with_cors
 from octavo.entrypoints.openai.endpoint import Endpoint
 from octavo.entrypoints.openai.errors import APIError, as_api_error
@@ -38,6 +47,9 @@ ROUTES: tuple[APIRoute, ...] = (
     *information.ROUTES,
     *chat.ROUTES,
     *completions.ROUTES,
+    *generate.ROUTES,
+    *embeddings.ROUTES,
+    *scoring.ROUTES,
     *tokenization.ROUTES,
     *engine_state.ROUTES,
     *pages.ROUTES,
@@ -46,14 +58,16 @@ ROUTES: tuple[APIRoute, ...] = (
     *files.ROUTES,
     *batches.ROUTES,
 )
-"""All routes but those of the documentation."""
+"""All routes but those of the documentation and of --server-dev-mode."""
 
 
 def build_app(server: Server) -> ASGIApp:
     """The application that serves `server`."""
     routes = ROUTES
+    if server.config.server_dev_mode:
+        routes += admin.ROUTES
     if not server.config.disable_fastapi_docs:
-        routes += documentation_routes(ROUTES)
+        routes += documentation_routes(routes)
     app = Starlette(
         routes=[Route(r.path, Endpoint(server, r), methods=[r.method]) for r in routes],
         exception_handlers={

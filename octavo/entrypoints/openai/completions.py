@@ -77,8 +77,14 @@ async def create_completion(call: Call) -> Response | EventStream:
     return EventStream(completion.events()) if request.stream else await completion.answer()
 
 
-def read_prompts(prompt: Any) -> list[str] | list[list[int]]:
-    """`prompt` in any of its four forms as a list. Raises APIError."""
+def read_prompts(
+    prompt: Any, param: str = "prompt", *, most: int = MAX_CHOICES
+) -> list[str] | list[list[int]]:
+    """A prompt in any of its four forms as a list, of at most so many. Raises APIError.
+
+    Args:
+        param: the request's field.
+    """
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
@@ -86,19 +92,19 @@ def read_prompts(prompt: Any) -> list[str] | list[list[int]]:
         if kinds == {int}:
             return [prompt]
         if kinds == {str}:
-            return _few(prompt)
-        if kinds == {list} and all(set(map(type, p)) <= {int} for p in _few(prompt)):
+            return _few(prompt, param, most)
+        if kinds == {list} and all(set(map(type, p)) <= {int} for p in _few(prompt, param, most)):
             return prompt
     raise bad_request(
-        "prompt must be a string, a list of strings, a list of token ids, or a list of lists of "
+        f"{param} must be a string, a list of strings, a list of token ids, or a list of lists of "
         "token ids, and not empty",
-        "prompt",
+        param,
     )
 
 
-def _few(prompts: list[Any]) -> list[Any]:
-    if len(prompts) > MAX_CHOICES:
-        raise bad_request(f"{len(prompts)} prompts; at most {MAX_CHOICES} in one request", "prompt")
+def _few(prompts: list[Any], param: str, most: int) -> list[Any]:
+    if len(prompts) > most:
+        raise bad_request(f"{len(prompts)} prompts; at most {most} in one request", param)
     return prompts
 
 

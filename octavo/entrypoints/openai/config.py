@@ -108,6 +108,11 @@ class ServerConfig:
     reasoning_parser: str | None = option(
         None, "format of the model's reasoning; none: not parsed; None: by the chat template"
     )
+    server_dev_mode: bool = option(
+        False,
+        "routes that act on the whole server: pause, resume, abort_requests, reset_prefix_cache, "
+        "server_info (vLLM's VLLM_SERVER_DEV_MODE)",
+    )
     enable_batches: bool = option(True, "the Files and Batches APIs")
     batch_dir: str | None = option(
         None,

@@ -60,7 +60,7 @@ async def _serve(
         app = build_app(server)
         gc.freeze()
         return await http_server.serve(
-            PassOn(app, order.http_addresses[0]),
+            PassOn(app, order.http_addresses[0], server),
             server,
             sock,
             stop,

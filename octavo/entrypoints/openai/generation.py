@@ -102,7 +102,7 @@ class Generation:
         try:
             return list(await asyncio.gather(*tasks))
         finally:
-            await _cancel(tasks)
+            await cancel(tasks)
 
     async def stream(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(prompt index, output) pairs as they come. Leaving it aborts what is not done.
@@ -129,7 +129,7 @@ class Generation:
                 else:
                     yield i, item
         finally:
-            await _cancel(tasks)
+            await cancel(tasks)
 
     async def _feed(
         self, i: int, queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]]
@@ -230,7 +230,7 @@ def begin(
     if request.prompt_logprobs is not None:
         limit = call.server.config.max_logprobs
         check_num_logprobs("prompt_logprobs", request.prompt_logprobs, limit)
-    priority = _priority(call, request.priority, model)
+    priority = priority_of(call, request.priority, model)
     beams = beam_search_params(request, max_tokens=max_tokens)
     if beams is not None and prompt_logprobs is not None:
         raise bad_request("echo with logprobs does not go with use_beam_search", "echo")
@@ -244,16 +244,13 @@ def begin(
     )
     params = _within(call.server.config.request_timeout, params)
     call.record.params = params
-    base = call.request_id if request.request_id is None else request.request_id
-    if not is_request_id(base):
-        raise bad_request(f"request_id must be {REQUEST_ID_RULE}", "request_id")
     return partial(
         Generation,
         server=call.server,
         model=model,
         ticket=call.ticket,
         params=params,
-        public_id=id_prefix + base,
+        public_id=public_id_of(call, request.request_id, id_prefix),
         default_max_tokens=default_max_tokens,
         priority=priority,
         service_class=call.service_class,
@@ -263,7 +260,15 @@ def begin(
     )
 
 
-def _priority(call: Call, asked: int | None, model: ServedModel) -> int:
+def public_id_of(call: Call, asked: str | None, prefix: str) -> str:
+    """The `id` of the answer: what the request asks for, or the HTTP request's. Raises APIError."""
+    base = call.request_id if asked is None else asked
+    if not is_request_id(base):
+        raise bad_request(f"request_id must be {REQUEST_ID_RULE}", "request_id")
+    return prefix + base
+
+
+def priority_of(call: Call, asked: int | None, model: ServedModel) -> int:
     """What a request asks for, but no better than its key allows. Raises APIError."""
     policy = model.engine.config.scheduler.scheduling_policy
     if asked and policy != "priority":
@@ -351,7 +356,8 @@ class UsageCounter:
             usage.prompt_tokens_details.cached_tokens = sum(self._cached)
 
 
-async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
+async def cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """End tasks, and wait until they have."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -311,7 +311,7 @@ async def serve(
             await others.close()
         for engine in server.engines.values():
             await engine.shutdown(0.0)
-        await _until(lambda: server.in_flight == 0, FLUSH_SECONDS)
+        await _until(lambda: server.is_idle, FLUSH_SECONDS)
         await _until(lambda: time.monotonic() > linger, DEAD_LINGER)
         for http in https:
             http.stop()
@@ -335,7 +335,7 @@ async def _drained(
         others.drain()
 
     def done() -> bool:
-        idle = server.in_flight == 0 and (others is None or others.running == 0)
+        idle = server.is_idle and (others is None or others.running == 0)
         return idle or stop.hurry.is_set()
 
     await _until(done, drain_seconds)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from octavo.entrypoints.openai.answers import Health, ModelCard, ModelList, Version
+from octavo.entrypoints.openai.answers import Health, Load, ModelCard, ModelList, Version
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import json_response, unavailable
 from octavo.entrypoints.openai.gate import KEY_HEADERS
@@ -26,6 +26,11 @@ async def health(call: Call) -> Response:
     return json_response(Health())
 
 
+async def load(call: Call) -> Response:
+    """HTTP requests in progress, this one apart."""
+    return json_response(Load(call.server.in_flight - 1))
+
+
 async def version(call: Call) -> Response:
     """The server's version."""
     return json_response(Version(version=__version__))
@@ -37,7 +42,10 @@ async def metrics(call: Call) -> Response:
     from octavo.entrypoints.openai.siblings import fetch
 
     key = [header for header in call.scope["headers"] if header[0] in KEY_HEADERS]
-    others = [await fetch(path, "/metrics", key) for path in call.server.siblings]
+    try:
+        others = [await fetch(path, "/metrics", key) for path in call.server.siblings]
+    except OSError as error:  # without it, counters would seem to have gone back
+        raise unavailable(f"a front end's metrics cannot be had: {error}", "front_end") from None
     body, content_type = expose(call.server, call.header("accept"), others)
     return Response(body, headers={"content-type": content_type})
 
@@ -68,6 +76,27 @@ ROUTES = (
         summary="200 while the server takes requests",
         handler=health,
         response=Health,
+    ),
+    APIRoute(
+        method="GET",
+        path="/ping",
+        summary="The same as /health, behind the key",
+        handler=health,
+        response=Health,
+    ),
+    APIRoute(
+        method="POST",
+        path="/ping",
+        summary="The same as /health, behind the key",
+        handler=health,
+        response=Health,
+    ),
+    APIRoute(
+        method="GET",
+        path="/load",
+        summary="How many requests are in progress",
+        handler=load,
+        response=Load,
     ),
     APIRoute(
         method="GET",

@@ -46,7 +46,13 @@ def parse_body(
     Raises:
         APIError: 400 (413 for too many values); `param` is the field at fault.
     """
-    values = parse_object(body)
+    return parse_values(parse_object(body), kind, unsupported)
+
+
+def parse_values(
+    values: dict[str, Any], kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
+) -> T:
+    """The same of an object that was decoded already, without its nulls."""
     known = kind.__struct_fields__
     for name, value in list(values.items()):
         if name in known:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -78,6 +79,7 @@ class KeyAccount:
         num_requests, prompt_tokens, generation_tokens: totals since the start, for /metrics.
         rejections: refused requests by reason (`REJECTIONS`).
         num_concurrent: requests that are being answered.
+        num_in_background: requests that go on behind their answer.
     """
 
     def __init__(self, limits: KeyLimits, clock: Clock = time.monotonic) -> None:
@@ -86,6 +88,7 @@ class KeyAccount:
         self._tokens: Bucket | None = None
         self.set_limits(limits)
         self.num_concurrent = 0
+        self.num_in_background = 0
         self.num_requests = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -128,6 +131,24 @@ class KeyAccount:
     def leave(self) -> None:
         """A request was answered."""
         self.num_concurrent -= 1
+
+    @contextmanager
+    def in_background(self) -> Iterator[None]:
+        """While a request goes on behind its answer. As many may as at a time, besides those, so
+        that they can be asked for. Raises APIError 429: it may not."""
+        most = self.limits.max_concurrent_requests
+        if most is not None and self.num_in_background >= most:
+            raise self._refused(
+                "key_concurrent_requests",
+                f"this API key has {self.num_in_background} requests in the background, of at most "
+                f"{most}; wait for one of them",
+                1.0,
+            )
+        self.num_in_background += 1
+        try:
+            yield
+        finally:
+            self.num_in_background -= 1
 
     def take_prompt(self, num_tokens: int) -> None:
         """A request's prompts. Raises APIError 429: nothing was taken."""

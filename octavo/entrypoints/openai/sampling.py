@@ -18,6 +18,10 @@ _SAME_NAME = (
     *("prompt_logprobs", "logprob_token_ids", "thinking_token_budget", "stop_regex"),
     *("repetition_detection", "stream_interval", "max_time_ms", "ttft_deadline_ms", "best_of"),
 )
+SAMPLING_FIELDS = frozenset(
+    {*_SAME_NAME, "max_tokens", "logprobs", "structured_outputs", "vllm_xargs"}
+) - {"best_of"}
+"""Fields of a request that say how tokens are chosen, and where they end."""
 _FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 

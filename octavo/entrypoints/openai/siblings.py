@@ -19,8 +19,13 @@ from octavo.entrypoints.openai.errors import unavailable
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from octavo.entrypoints.openai.state import Server
+
 OWNED_PATHS = ("/metrics", "/v1/responses", "/v1/files", "/v1/batches")
 """Front end 0 answers these paths and all below them."""
+
+FETCH_SECONDS = 5.0
+"""How long a sibling may take to answer what another asks of it."""
 
 _HOP_BY_HOP = frozenset(
     {
@@ -44,21 +49,35 @@ class PassOn:
     Args:
         app: answers what is not passed on.
         path: the Unix socket of front end 0.
+        server: this front end's, which goes on as long as a request is passed on.
     """
 
-    def __init__(self, app: ASGIApp, path: str) -> None:
+    def __init__(self, app: ASGIApp, path: str, server: Server) -> None:
         self._app = app
         self._path = path
+        self._server = server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_owned(scope["path"]):
-            await _pass_on(self._path, scope, receive, send)
+            self._server.num_passed_on += 1
+            try:
+                await _pass_on(self._path, scope, receive, send)
+            finally:
+                self._server.num_passed_on -= 1
         else:
             await self._app(scope, receive, send)
 
 
 async def fetch(path: str, target: str, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """The body that a sibling gives for a GET. Raises OSError: it cannot be had."""
+    """The body that a sibling gives for a GET. Raises OSError: it cannot be had, or takes longer
+    than `FETCH_SECONDS`."""
+    try:
+        return await asyncio.wait_for(_fetch(path, target, headers), FETCH_SECONDS)
+    except asyncio.TimeoutError:
+        raise OSError(f"a front end did not answer {target} in {FETCH_SECONDS} s") from None
+
+
+async def _fetch(path: str, target: str, headers: list[tuple[bytes, bytes]]) -> bytes:
     answer = _Answer()
     scope = {"method": "GET", "raw_path": target.encode(), "query_string": b"", "headers": headers}
     reader, writer = await asyncio.open_unix_connection(path)

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from octavo.config.engine import EngineConfig
     from octavo.contracts.beam_search_params import BeamSearchParams
     from octavo.contracts.engine_view import EngineView
-    from octavo.contracts.messages import RequestOutput
+    from octavo.contracts.messages import PoolingRequestOutput, RequestOutput
+    from octavo.contracts.pause_mode import PauseMode
+    from octavo.contracts.pooling_params import PoolingParams
     from octavo.contracts.sampling_params import SamplingParams
     from octavo.engine.metrics import EngineMetrics, FinishedSequence
     from octavo.engine.output_processor import ParserOf
@@ -76,11 +78,30 @@ class EngineClient(Protocol):
         cache_salt: str | None = None,
         skip_special_tokens: bool = True,
     ) -> RequestOutput: ...
+    def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]: ...
     def default_sampling_params(self) -> SamplingParams: ...
     async def check_num_chars(self, num_chars: int, param: str) -> None: ...
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     async def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]: ...
     async def check_health(self) -> None: ...
+    @property
+    def unfinished_request_ids(self) -> list[str]: ...
+    async def abort(self, request_id: str) -> None: ...
+    async def reset_prefix_cache(self) -> bool: ...
+    async def pause_generation(
+        self, *, mode: PauseMode = "abort", clear_cache: bool = True
+    ) -> None: ...
+    async def resume_generation(self) -> None: ...
+    async def is_paused(self) -> bool: ...
     async def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView: ...
     async def shutdown(self, drain_seconds: float = 0.0) -> None: ...
 
@@ -112,6 +133,7 @@ class Server:
         models: served name → model; several names may share an engine. The first is the default.
         keys: who may use it; without any, everybody.
         in_flight: requests that were let in and have not been answered to the end.
+        num_passed_on: requests that another front end answers, through this one.
         http_requests: (route, method, status) → count, for /metrics.
         responses: of /v1/responses, those that are kept.
         batches: files and batches; None: this server keeps none.
@@ -126,6 +148,7 @@ class Server:
     config: ServerConfig = field(default_factory=ServerConfig)
     keys: KeyRing = field(default_factory=KeyRing)
     in_flight: int = 0
+    num_passed_on: int = 0
     http_requests: dict[tuple[str, str, int], int] = field(default_factory=dict)
     responses: ResponseStore = field(default_factory=ResponseStore)
     feeds: dict[int, Feed] = field(default_factory=dict)
@@ -173,6 +196,11 @@ class Server:
                 code="model_not_found",
             )
         return model
+
+    @property
+    def is_idle(self) -> bool:
+        """Is no request in progress here?"""
+        return self.in_flight == 0 and self.num_passed_on == 0
 
     @property
     def engines(self) -> dict[str, EngineClient]:

@@ -70,6 +70,8 @@ async def create_response(call: Call) -> HTTPResponse | EventStream:
         if request.background:  # the work outlives this HTTP request, and so does its ticket
             ticket = call.server.admission.enter(call.record, queued=True)
             call = replace(call, ticket=stack.enter_context(ticket))
+            if call.record.key is not None:
+                stack.enter_context(call.record.key.account.in_background())
         making = await _begin(call, request, [*earlier, *own])
         entry = StoredResponse(
             key=call.scope["octavo.key"],

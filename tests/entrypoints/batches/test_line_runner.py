@@ -5,7 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from octavo.entrypoints.batches.line_runner import GroupCommit, LineRunner, LineSlots
+from octavo.entrypoints.batches.line_runner import (
+    GroupCommit,
+    LineRunner,
+    LineSlots,
+    NotNowError,
+)
 from octavo.entrypoints.batches.lines import Line, LineResult
 from tests.entrypoints.openai.harness import eventually
 
@@ -144,4 +149,35 @@ async def test_cancelling_leaves_lines_in_flight_undone() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert sorted(stored) == [1, 2, 3, 4, 5, 6]
+    assert slots.num_running == 0
+
+
+async def test_lines_that_must_wait_leave_their_slots_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("octavo.entrypoints.batches.line_runner.RETRY_SECONDS", 0.001)
+    slots = LineSlots(2)
+    stored: dict[str, list[int]] = {"may": [], "may not": []}
+    is_open = False
+
+    def runner(name: str) -> LineRunner:
+        async def answer(line: Line) -> LineResult:
+            await asyncio.sleep(0)
+            if name == "may not" and not is_open:
+                raise NotNowError
+            return result_of(line)
+
+        async def commit(results: Sequence[LineResult]) -> None:
+            stored[name].extend(r.number for r in results)
+
+        return LineRunner(answer, commit, slots)
+
+    waiting = asyncio.create_task(runner("may not").run(iter(lines(200))))
+    await asyncio.sleep(0.01)
+    await asyncio.wait_for(runner("may").run(iter(lines(200))), 20)
+    assert len(stored["may"]) == 200
+    assert stored["may not"] == []
+    is_open = True
+    await asyncio.wait_for(waiting, 20)
+    assert sorted(stored["may not"]) == list(range(1, 201))
     assert slots.num_running == 0

@@ -102,6 +102,26 @@ async def test_a_batch_from_end_to_end(tmp_path: Path) -> None:
         assert metrics["batches_running"] == 0
 
 
+async def test_embeddings(tmp_path: Path) -> None:
+    async with serving(batch_dir=str(tmp_path)) as s, client_of(s) as client:
+        lines = [
+            {
+                "custom_id": str(i),
+                "method": "POST",
+                "url": "/v1/embeddings",
+                "body": {"model": MODEL, "input": text},
+            }
+            for i, text in enumerate(("one", "three"))
+        ]
+        batch = await create(client, lines, endpoint="/v1/embeddings")
+        done = await until(client, batch.id, "completed")
+        results = await content_of(client, done.output_file_id)
+        alone = await client.embeddings.create(model=MODEL, input="three", encoding_format="float")
+    found = {r["custom_id"]: r["response"]["body"]["data"][0]["embedding"] for r in results}
+    assert set(found) == {"0", "1"}
+    assert found["1"] == alone.data[0].embedding
+
+
 async def test_completions(tmp_path: Path) -> None:
     async with serving(batch_dir=str(tmp_path)) as s, client_of(s) as client:
         body = {"model": MODEL, "prompt": ["SAY:a", "SAY:b"]}

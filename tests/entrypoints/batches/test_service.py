@@ -116,7 +116,7 @@ async def test_a_line_that_the_next_server_finds_too_long(tmp_path: Path) -> Non
 async def test_lines_wait_for_the_tokens_of_their_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.entrypoints.batches.answers.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("octavo.entrypoints.batches.line_runner.RETRY_SECONDS", 0.01)
     keys = tmp_path / "keys.json"
     keys.write_text('{"keys": [{"name": "me", "key": "k", "tokens_per_minute": 600}]}')
     keys.chmod(0o600)
@@ -134,6 +134,55 @@ async def test_lines_wait_for_the_tokens_of_their_key(
         assert stored.status == "in_progress"
         assert stored.request_counts.failed == 0
         assert key.account.generation_tokens
+
+
+async def test_a_line_that_never_fits_its_key_is_an_error(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"keys": [{"name": "me", "key": "k", "tokens_per_minute": 600}]}')
+    keys.chmod(0o600)
+    async with (
+        serving(batch_dir=str(tmp_path / "b"), api_key_file=str(keys)) as s,
+        client_of(s, "k") as client,
+    ):
+        batch = await create(client, [chat_line("long", "x" * 700 + "SAY:a"), *say_lines(1)])
+        ended = await until(client, batch.id, "completed")
+        (failed,) = await content_of(client, ended.error_file_id)
+        assert failed["custom_id"] == "long"
+        assert failed["response"]["status_code"] == 429
+        assert len(await content_of(client, ended.output_file_id)) == 1
+
+
+async def test_a_key_that_is_taken_back_runs_no_more_lines(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.gate.clear()
+    keys = tmp_path / "keys.json"
+
+    def write(*names: str) -> None:
+        entries = ",".join(f'{{"name": "{name}", "key": "{name}"}}' for name in names)
+        keys.write_text(f'{{"keys": [{entries}]}}')
+        keys.chmod(0o600)
+
+    write("a", "b")
+    async with (
+        serving(
+            engine,
+            batch_dir=str(tmp_path / "b"),
+            api_key_file=str(keys),
+            max_batch_lines_in_flight=1,
+        ) as s,
+        client_of(s, "a") as client,
+    ):
+        batch = await create(client, say_lines(4))
+        batches = s.server.batches
+        assert batches is not None
+        await eventually(lambda: engine.num_unfinished)
+        write("b")
+        s.server.keys.reload()
+        engine.gate.set()
+        await eventually(lambda: batches.num_active == 0)
+        stored = await batches.call(Store.batch, "a", batch.id)
+        assert stored.status == "completed"
+        assert (stored.request_counts.completed, stored.request_counts.failed) == (1, 3)
 
 
 async def test_no_room_for_results(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,15 +27,19 @@ from octavo.contracts.messages import (
     EngineRequest,
     FinishReason,
     LogprobRows,
+    PoolingRequestOutput,
     RequestOutput,
     SchedulerStats,
     ServiceClass,
 )
+from octavo.contracts.pause_mode import PauseMode
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.chat_messages import normal_messages
-from octavo.engine.input_processor import InputProcessor
+from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor, ParserOf
+from octavo.engine.pooling import pooling_output
 from octavo.engine.wire import CoreInfo
 from octavo.errors import (
     ChatTemplateError,
@@ -192,6 +197,7 @@ class FakeEngine:
         self._queues: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
         self._totals = {"prompt_tokens": 0, "generation_tokens": 0, "num_steps": 0}
         self._dead: str | None = None
+        self._paused: PauseMode | None = None
         self.is_unresponsive = False
         self._work = asyncio.Event()
         self._core = asyncio.ensure_future(self._run())
@@ -219,6 +225,38 @@ class FakeEngine:
             service_class=service_class,
             cache_salt=cache_salt,
         )
+        async with aclosing(self._outputs_of(request, parser_of)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+        request = self._input.process(
+            request_id,
+            prompt,
+            pooling_params,
+            priority=priority,
+            service_class=service_class,
+            cache_salt=cache_salt,
+        )
+        async with aclosing(self._outputs_of(request, None)) as outputs:
+            async for output in outputs:
+                yield pooling_output(output)
+
+    async def _outputs_of(
+        self, request: ProcessedRequest, parser_of: ParserOf | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        request_id = request.request_id
         self._output.add_request(request, parser_of)
         queue = self._queues[request_id] = asyncio.Queue()
         self.metrics.add_requests(request.engine_requests)
@@ -268,6 +306,40 @@ class FakeEngine:
             raise EngineDeadError(self._dead)
         if self.is_unresponsive:
             raise EngineUnresponsiveError("the engine core has not been heard of for 6 s")
+
+    @property
+    def unfinished_request_ids(self) -> list[str]:
+        return self._output.unfinished_ids
+
+    async def abort(self, request_id: str) -> None:
+        aborted = self._output.abort_requests([request_id])
+        for output in aborted.request_outputs:
+            self._queues[output.request_id].put_nowait(output)
+        for engine_id in aborted.to_abort:
+            self._drop(engine_id, "api")
+
+    async def reset_prefix_cache(self) -> bool:
+        if self._running:
+            return False
+        self._seen_prompts.clear()
+        return True
+
+    async def pause_generation(
+        self, *, mode: PauseMode = "abort", clear_cache: bool = True
+    ) -> None:
+        self._paused = mode
+        if mode == "abort":
+            self.abort_all()
+        while mode == "wait" and self._running:
+            await asyncio.sleep(0.001)
+        if clear_cache and mode != "keep":
+            await self.reset_prefix_cache()
+
+    async def resume_generation(self) -> None:
+        self._paused = None
+
+    async def is_paused(self) -> bool:
+        return self._paused is not None
 
     async def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
         """The counters, and a pool of which nobody holds anything."""
@@ -335,8 +407,11 @@ class FakeEngine:
             await asyncio.sleep(self.step_seconds)
 
     def _step(self) -> None:
+        if self._paused == "keep":
+            return
         outputs, cached = [], {}
-        while self._waiting and len(self._running) < self.config.scheduler.max_num_seqs:
+        most = self.config.scheduler.max_num_seqs if self._paused is None else 0
+        while self._waiting and len(self._running) < most:
             engine_id, sequence = next(iter(self._waiting.items()))
             del self._waiting[engine_id]
             self._running[engine_id] = sequence
@@ -391,6 +466,8 @@ class FakeEngine:
 def _next(sequence: _Sequence) -> EngineOutput:
     """One more token."""
     request, n = sequence.request, len(sequence.output)
+    if request.pooling_params is not None:
+        return _pooled(request, sequence.fails)
     params = request.sampling_params
     assert params is not None
     if sequence.fails and (n == 2 or sequence.request.grammar is not None):
@@ -421,6 +498,25 @@ def _next(sequence: _Sequence) -> EngineOutput:
         logprobs=_logprobs(token, params.logprobs),
         finish_reason=reason,
         stop_reason=stop_reason,
+    )
+
+
+def _pooled(request: EngineRequest, fails: bool) -> EngineOutput:
+    """How often each of the byte values 0…7 modulo 8 is in the prompt, as a vector."""
+    if fails:
+        return EngineOutput(
+            request_id=request.request_id,
+            finish_reason=FinishReason.ERROR,
+            error="this request met an error",
+        )
+    params = request.pooling_params
+    assert params is not None
+    counts = np.bincount(np.array(request.prompt_token_ids) % HIDDEN_SIZE, minlength=HIDDEN_SIZE)
+    vector = counts[: params.dimensions].astype(np.float32)
+    if params.normalize:
+        vector /= max(np.linalg.norm(vector), np.float32(1e-12))
+    return EngineOutput(
+        request_id=request.request_id, finish_reason=FinishReason.STOP, pooling_output=vector
     )
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from starlette.routing import Route
 
 from octavo.engine.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, parser_names
-from octavo.entrypoints.openai import protocol
+from octavo.entrypoints.openai import generate, pooling_protocol, protocol
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.gate import Gate
 from octavo.entrypoints.openai.state import MAX_BODIES, MAX_CHOICES, serve_engines
+from octavo.entrypoints.openai.vectors import MAX_INPUTS
 from tests.entrypoints.openai.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +33,7 @@ def words(text: str) -> set[str]:
 
 
 async def test_routes() -> None:
-    gate = build_app(serve_engines({"m": FakeEngine()}, ServerConfig()))
+    gate = build_app(serve_engines({"m": FakeEngine()}, ServerConfig(server_dev_mode=True)))
     assert isinstance(gate, Gate)
     there = set()
     for route in gate._app.routes:  # type: ignore[attr-defined]
@@ -64,6 +65,28 @@ def test_request_fields() -> None:
     assert words(not_taken) == refused - known
     options = {f"stream_options.{name}" for name in protocol.StreamOptions.__struct_fields__}
     assert options <= words(section("Streams"))
+
+
+def test_fields_of_tokens() -> None:
+    text = section("Tokens")
+    assert {*generate.GenerateRequest.__struct_fields__, *generate.UNSUPPORTED} <= words(text)
+    choice = set(generate.GenerateChoice.__struct_fields__) - {"index"}
+    answer = set(generate.GenerateAnswer.__struct_fields__) - {"choices"}
+    assert choice | answer <= words(text)
+
+
+def test_fields_of_vectors() -> None:
+    kinds = (
+        pooling_protocol.EmbeddingRequest,
+        pooling_protocol.PoolingRequest,
+        pooling_protocol.ScoreRequest,
+        pooling_protocol.RerankRequest,
+    )
+    known = {name for kind in kinds for name in kind.__struct_fields__}
+    taken, _, not_taken = section("Vectors").partition("Refused unless")
+    assert known <= words(taken)
+    assert words(not_taken) == set(pooling_protocol.UNSUPPORTED)
+    assert f"At most {MAX_INPUTS:,} texts" in taken
 
 
 def test_parsers() -> None:

@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 from starlette.routing import Route
 
+from octavo.entrypoints.openai import admin
 from octavo.entrypoints.openai.app import ROUTES, build_app
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.gate import Gate
@@ -18,7 +19,8 @@ from octavo.entrypoints.openai.state import serve_engines
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import Reply, Running, serving
 
-DOCUMENT = json.loads(json.dumps(openapi_document((*ROUTES, *documentation_routes(ROUTES)))))
+ALL = (*ROUTES, *admin.ROUTES)
+DOCUMENT = json.loads(json.dumps(openapi_document((*ALL, *documentation_routes(ALL)))))
 
 
 def operation(method: str, path: str) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def check_reply(method: str, path: str, reply: Reply) -> None:
 
 
 async def test_every_route_is_there() -> None:
-    gate = build_app(serve_engines({"m": FakeEngine()}, ServerConfig()))
+    gate = build_app(serve_engines({"m": FakeEngine()}, ServerConfig(server_dev_mode=True)))
     assert isinstance(gate, Gate)
     there = set()
     for route in gate._app.routes:  # type: ignore[attr-defined]
@@ -123,10 +125,34 @@ async def _exercise(s: Running) -> None:
         ("/tokenize", {"prompt": "abc", "return_token_strs": True}),
         ("/tokenize", {"prompt": "abc", "messages": []}),
         ("/detokenize", {"tokens": [97, 98]}),
+        ("/inference/v1/generate", {"token_ids": list(b"SAY:ab")}),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"logprobs": 2, "n": 2}}),
+        ("/inference/v1/generate", {"token_ids": list(b"SAY:ab"), "stream": True}),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"stop": "a"}}),
+        ("/pause?mode=keep", None),
+        ("/pause?mode=stop", None),
+        ("/resume", None),
+        ("/abort", {"request_ids": ["x"]}),
+        ("/abort_requests", {"request_ids": "x"}),
+        ("/reset_prefix_cache", None),
+        ("/ping", None),
+        ("/v1/embeddings", {"input": ["a", "b"]}),
+        ("/v1/embeddings", {"input": [1, 2], "encoding_format": "base64", "dimensions": 2}),
+        ("/v1/embeddings", {"input": []}),
+        ("/v1/embeddings", {"input": "FAIL:"}),
+        ("/pooling", {"input": "a"}),
+        ("/pooling", {"input": "a", "task": "classify"}),
+        *((path, {"text_1": "a", "text_2": ["b", "c"]}) for path in ("/score", "/v1/score")),
+        ("/score", {"text_1": "a"}),
+        *((p, {"query": "a", "documents": ["b"]}) for p in ("/rerank", "/v1/rerank", "/v2/rerank")),
+        ("/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "return_documents": False}),
+        ("/rerank", {"query": "a", "documents": []}),
         ("/detokenize", {"tokens": [-1]}),
     ]
     for path, body in bodies:
         check_reply("POST", path, await s.post(path, body))
+    for path in ("/ping", "/load", "/is_paused", "/server_info"):
+        check_reply("GET", path, await s.get(path))
     for path in ("/health", "/version", "/metrics", "/v1/models", "/openapi.json", "/docs"):
         check_reply("GET", path, await s.get(path))
     check_reply("GET", "/v1/models/x", await s.get("/v1/models/fake"))
@@ -135,7 +161,7 @@ async def _exercise(s: Running) -> None:
 
 
 async def test_answers_are_as_described() -> None:
-    async with serving() as s:
+    async with serving(server_dev_mode=True) as s:
         await _exercise(s)
     async with serving(max_request_bytes=10) as s:
         check_reply("POST", "/tokenize", await s.post("/tokenize", {"prompt": "x" * 10}))
@@ -145,7 +171,7 @@ async def test_answers_are_as_described() -> None:
 
 
 async def test_pages() -> None:
-    async with serving() as s:
+    async with serving(server_dev_mode=True) as s:
         assert (await s.get("/openapi.json")).json == DOCUMENT
         page = await s.get("/docs")
         assert page.headers["content-type"].startswith("text/html")

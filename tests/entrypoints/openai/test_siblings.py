@@ -14,7 +14,15 @@ import uvicorn
 
 from octavo.entrypoints.openai.front_ends import listen_privately
 from octavo.entrypoints.openai.siblings import PassOn, fetch, is_owned
-from tests.entrypoints.openai.harness import Reply, close, read_reply, request_bytes
+from octavo.entrypoints.openai.state import Server
+from tests.entrypoints.openai.harness import (
+    Reply,
+    close,
+    eventually,
+    read_reply,
+    request_bytes,
+    serving,
+)
 
 
 class Echo:
@@ -83,15 +91,18 @@ async def _listening(app: Any, **where: Any) -> AsyncIterator[uvicorn.Server]:
 
 
 @asynccontextmanager
-async def passing_on(folder: Path) -> AsyncIterator[tuple[int, Echo, str]]:
+async def passing_on(
+    folder: Path, server: Server | None = None
+) -> AsyncIterator[tuple[int, Echo, str]]:
     """(port of a front end that passes on, what it passes on to, its socket)."""
+    own = server or Server({})
     path = str(folder / "http-0.sock")
     echo = Echo()
     async with (
         _listening(echo, uds=path),
-        _listening(PassOn(_here, path), host="127.0.0.1", port=0) as server,
+        _listening(PassOn(_here, path, own), host="127.0.0.1", port=0) as http,
     ):
-        yield server.servers[0].sockets[0].getsockname()[1], echo, path
+        yield http.servers[0].sockets[0].getsockname()[1], echo, path
 
 
 def _no_signals() -> Any:
@@ -177,8 +188,22 @@ async def test_a_client_that_leaves_is_seen_to_leave(tmp_path: Path) -> None:
         await asyncio.wait_for(echo.client_left.wait(), 10)
 
 
+async def test_a_front_end_is_not_idle_while_it_passes_on(tmp_path: Path) -> None:
+    """Or it would end in a drain, and break off what the first one still answers."""
+    server = Server({})
+    async with passing_on(tmp_path, server) as (port, echo, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_bytes("GET", "/v1/responses/1/stream", None, {}))
+        await reader.readuntil(b"two")
+        assert not server.is_idle
+        echo.go_on.set()
+        await reader.readuntil(b"three")
+        await eventually(lambda: server.is_idle)
+        await close(writer)
+
+
 async def test_without_the_first_front_end(tmp_path: Path) -> None:
-    app = PassOn(_here, str(tmp_path / "nobody.sock"))
+    app = PassOn(_here, str(tmp_path / "nobody.sock"), Server({}))
     async with _listening(app, host="127.0.0.1", port=0) as server:
         port = server.servers[0].sockets[0].getsockname()[1]
         reply = await ask(port, request_bytes("GET", "/v1/files", None, {}))
@@ -201,6 +226,25 @@ async def test_fetch(tmp_path: Path) -> None:
             await fetch(path, "/metrics", [])
     with pytest.raises(ConnectionRefusedError):
         await fetch(path, "/metrics", [])
+
+
+async def test_one_that_says_nothing_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.entrypoints.openai.siblings.FETCH_SECONDS", 0.05)
+    path = str(tmp_path / "silent.sock")
+    with listen_privately(path) as sock:
+        sock.listen()
+        with pytest.raises(OSError, match="did not answer"):
+            await fetch(path, "/metrics", [])
+
+
+async def test_metrics_without_one_of_the_front_ends(tmp_path: Path) -> None:
+    async with serving() as s:
+        s.server.siblings = [str(tmp_path / "nobody.sock")]
+        reply = await s.get("/metrics")
+    assert reply.status == 503
+    assert reply.error["code"] == "front_end"
 
 
 def test_the_socket_of_an_earlier_front_end_is_replaced(tmp_path: Path) -> None:

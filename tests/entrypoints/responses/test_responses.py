@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -236,6 +237,24 @@ async def test_only_the_key_that_made_it_sees_a_response() -> None:
             with pytest.raises(openai.NotFoundError):
                 await attempt
         assert (await a.responses.retrieve(response.id)).output_text == "secret"
+
+
+async def test_a_key_has_no_more_in_the_background_than_it_may(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"keys": [{"name": "me", "key": "k", "max_concurrent_requests": 1}]}')
+    keys.chmod(0o600)
+    engine = FakeEngine()
+    engine.gate.clear()
+    async with serving(engine, api_key_file=str(keys)) as s, client_of(s, "k") as client:
+        first = await client.responses.create(**said("a", background=True))
+        with pytest.raises(openai.RateLimitError, match="in the background"):
+            await client.responses.create(**said("b", background=True))
+        assert (await client.responses.retrieve(first.id)).status == "in_progress"
+        engine.gate.set()
+        await eventually(lambda: s.server.in_flight == 0)
+        second = await client.responses.create(**said("c", background=True))
+        await eventually(lambda: s.server.in_flight == 0)
+        assert (await client.responses.retrieve(second.id)).output_text == "c"
 
 
 async def test_a_background_response_goes_on_without_its_client() -> None:

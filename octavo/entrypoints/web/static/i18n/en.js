@@ -203,6 +203,7 @@ export default {
   "status.preempted": "preempted",
   "reason.parent": "for the prompt it shares with another completion",
   "reason.feature": "for its grammar to be compiled",
+  "reason.paused": "because the engine is paused",
   "reason.places": "for a place: as many run as may",
   "reason.blocks": "for KV blocks: too few are free",
   "reason.order": "behind requests that do not fit",

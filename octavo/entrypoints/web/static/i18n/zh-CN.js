@@ -203,6 +203,7 @@ export default {
   "status.preempted": "被抢占",
   "reason.parent": "等待与其他补全共享的提示词",
   "reason.feature": "等待语法编译",
+  "reason.paused": "引擎已暂停",
   "reason.places": "等待空位：同时运行数已满",
   "reason.blocks": "等待 KV 块：空闲的太少",
   "reason.order": "排在放不下的请求之后",

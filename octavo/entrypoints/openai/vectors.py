@@ -1,0 +1,117 @@
+"""From the texts of an HTTP request to their vectors: one engine request each, run together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo.entrypoints.openai.errors import bad_request
+from octavo.entrypoints.openai.generation import cancel, priority_of, public_id_of
+from octavo.entrypoints.openai.pooling_protocol import VectorUsage
+from octavo.errors import RequestError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from octavo.contracts.pooling_params import PoolingParams
+    from octavo.entrypoints.openai.endpoint import Call
+    from octavo.entrypoints.openai.pooling_protocol import VectorRequest
+    from octavo.entrypoints.openai.state import ServedModel
+
+MAX_INPUTS = 2048
+"""Most texts of one HTTP request; OpenAI's limit."""
+
+
+@dataclass
+class Vectors:
+    """The vectors that one HTTP request needs.
+
+    Attributes:
+        public_id: the `id` of the response.
+    """
+
+    call: Call
+    request: VectorRequest
+    model: ServedModel
+    params: PoolingParams
+    public_id: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    _num_tokens: int = 0
+
+    @classmethod
+    def begin(
+        cls,
+        call: Call,
+        request: VectorRequest,
+        model: ServedModel,
+        params: PoolingParams,
+        id_prefix: str,
+    ) -> Vectors:
+        """Check all of a request but its texts. Raises APIError."""
+        params.check_hidden_size(model.engine.info.hidden_size)
+        return cls(call, request, model, params, public_id_of(call, request.request_id, id_prefix))
+
+    @property
+    def usage(self) -> VectorUsage:
+        """Of all texts so far."""
+        return VectorUsage(prompt_tokens=self._num_tokens, total_tokens=self._num_tokens)
+
+    async def of(self, prompts: Sequence[tuple[str, str | list[int]]]) -> list[np.ndarray]:
+        """The vectors of texts or token ids, in order; to be called once.
+
+        Args:
+            prompts: (the request's field, the prompt) pairs.
+
+        Raises:
+            APIError, OctavoError: one of them is wrong, or failed; the others are aborted.
+        """
+        if len(prompts) > MAX_INPUTS:
+            raise bad_request(
+                f"{len(prompts)} texts; at most {MAX_INPUTS} in one request", prompts[0][0]
+            )
+        priority = priority_of(self.call, self.request.priority, self.model)
+        token_ids = [await self._token_ids(param, prompt) for param, prompt in prompts]
+        ids = [self.call.server.internal_id(self.public_id) for _ in prompts]
+        self.call.ticket.admit(dict(zip(ids, map(len, token_ids))))
+        self._num_tokens += sum(map(len, token_ids))
+        tasks = [
+            asyncio.ensure_future(self._encode(param, prompt, engine_id, priority))
+            for (param, _), prompt, engine_id in zip(prompts, token_ids, ids)
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            await cancel(tasks)
+
+    async def _token_ids(self, param: str, prompt: str | list[int]) -> list[int]:
+        engine = self.model.engine
+        if isinstance(prompt, str):
+            special = self.request.add_special_tokens is not False
+            await engine.check_num_chars(len(prompt), param)
+            prompt = await engine.tokenize(prompt, add_special_tokens=special)
+        if not prompt:
+            raise bad_request(f"{param} has an empty text; a vector needs a token", param)
+        return prompt
+
+    async def _encode(
+        self, param: str, prompt: list[int], engine_id: str, priority: int
+    ) -> np.ndarray:
+        outputs = self.model.engine.encode(
+            {"prompt_token_ids": prompt},
+            self.params,
+            engine_id,
+            priority=priority,
+            service_class=self.call.service_class,
+            cache_salt=self.request.cache_salt,
+        )
+        try:
+            async with aclosing(outputs):
+                return (await outputs.__anext__()).outputs.data
+        except RequestError as error:
+            if error.param == "prompt":
+                error.param = param
+            raise
