@@ -6,8 +6,8 @@ at when it is known and the next mask is needed, so that a preempted request, or
 in flight are dropped, needs nothing undone.
 
 A request whose masks are costly sits out steps of others (`turns`), though not for those of a lower
-service class; and while grammars are compiled
-the loop stands still now and then (`give_way`): both take a bounded share of the time.
+service class; and while grammars are compiled the loop stands still now and then (`give_way`). Both
+together take a bounded share of the time, by turns.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ class StructuredOutputs(SchedulerHook):
         # Of each class, with what runs of it and of higher ones.
         self._turns = {service_class: Turns(self._share) for service_class in ServiceClass}
         self._batch_ids: set[str] = set()  # requests of the class BATCH, without a grammar too
+        self._has_resting = False  # whether any sat out a step since the loop last gave way
+        self._is_turn_of_masks = False
 
     def close(self) -> None:
         """Stop compiling."""
@@ -99,10 +101,16 @@ class StructuredOutputs(SchedulerHook):
         """Stand still between two steps, for a few milliseconds at a time, if a grammar is being
         compiled: its threads and processes run only where a core is idle, and steps leave none."""
         now = time.monotonic()
-        if self._share.is_free(now) and self._compiler.is_busy:
-            self._compiler.wait(_GIVEN_WAY_SECONDS)
-            then = time.monotonic()
-            self._share.spend(then - now, then)
+        if not (self._share.is_free(now) and self._compiler.is_busy):
+            return
+        if self._is_turn_of_masks and self._has_resting:
+            # The share became free during the step: else whoever rests would always come too late.
+            self._is_turn_of_masks = False
+            return
+        self._compiler.wait(_GIVEN_WAY_SECONDS)
+        then = time.monotonic()
+        self._share.spend(then - now, then)
+        self._is_turn_of_masks, self._has_resting = True, False
 
     # ---------------------------------------------------------------- the scheduler's hook
 
@@ -133,6 +141,7 @@ class StructuredOutputs(SchedulerHook):
     def clamp_tokens(self, request: RequestView, num_new_tokens: int) -> int:
         turns = self._turns_of(request)
         if turns and not turns.may_go(request.request_id, time.monotonic()):
+            self._has_resting = True
             return 0
         return num_new_tokens
 

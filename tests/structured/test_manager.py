@@ -259,6 +259,35 @@ def test_it_gives_way_to_compiling(
     assert 0.8 * MAX_SHARE < sum(waits) / (now[0] - began) < MAX_SHARE + 0.01
 
 
+def test_compiling_without_end_leaves_masks_their_turns(
+    manager: StructuredOutputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the share is free is asked after a step for compiling, and before it for masks."""
+    costly, num_waits, num_turns = View("a", FLAG), 0, 0
+    admitted(manager, costly)
+    now = time.monotonic() + 1000
+
+    def wait(seconds: float) -> None:
+        nonlocal num_waits, now
+        num_waits += 1
+        now += seconds
+
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(time, "thread_time", lambda: 0.002 * next(ticks))
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(manager._compiler, "wait", wait)
+    monkeypatch.setattr(type(manager._compiler), "is_busy", True)
+    for _ in range(500):
+        ids = ["plain", *(["a"] if manager.clamp_tokens(costly, 1) else [])]
+        num_turns += len(ids) - 1
+        manager.masks(step_of(manager, *ids))
+        now += 0.011
+        manager.give_way()
+    assert num_turns > 50
+    assert num_waits > 50
+    manager.on_finish(costly)
+
+
 class TestForcedTokens:
     @given(seed=st.integers(0, 2**32))
     def test_are_what_the_masks_leave(self, manager: StructuredOutputs, seed: int) -> None:
