@@ -194,8 +194,9 @@ class StructuredOutputs(SchedulerHook):
             start += len(rows)
             began = time.thread_time()
             self._fill_rows(constrained, rows, draft)
-            turns = self._turns_of(constrained.request)
-            turns.note_cost(request_id, time.thread_time() - began, time.monotonic())
+            cost = time.thread_time() - began
+            if constrained.request.num_computed_tokens:  # else preempted since: it has no turn
+                self._turns_of(constrained.request).note_cost(request_id, cost, time.monotonic())
             if constrained.error:
                 failed[request_id] = f"the grammar cannot go on: {constrained.error}"
         return GrammarOutput(request_ids=ids, bitmask=bitmask), failed

@@ -211,6 +211,11 @@ class TestCostlyMasks:
         assert [manager.clamp_tokens(r, 1) for r in requests] == [1, 0]
         manager.on_preempt(requests[0])
         assert [manager.clamp_tokens(r, 1) for r in requests] == [1, 1]
+        requests[0].num_computed_tokens = 0
+        manager.masks(step_of(manager, "b", "a"))  # of a step that was planned before
+        step_of(manager, "b", "plain")
+        monkeypatch.setattr(time, "monotonic", lambda: 2e9)
+        assert [manager.clamp_tokens(r, 1) for r in requests] == [1, 1]
         for request in requests:
             manager.on_finish(request)
 
