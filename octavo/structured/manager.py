@@ -139,10 +139,11 @@ class StructuredOutputs(SchedulerHook):
         return f"the grammar cannot be used: {self._requests[request.request_id].error}"
 
     def clamp_tokens(self, request: RequestView, num_new_tokens: int) -> int:
-        turns = self._turns_of(request)
-        if turns and not turns.may_go(request.request_id, time.monotonic()):
-            self._has_resting = True
-            return 0
+        if request.request_id in self._requests:
+            turns = self._turns_of(request)
+            if turns and not turns.may_go(request.request_id, time.monotonic()):
+                self._has_resting = True
+                return 0
         return num_new_tokens
 
     def on_preempt(self, request: RequestView) -> None:
