@@ -144,7 +144,7 @@ def run_round(
             output_len=OUTPUT_LEN,
             prompt_file=prompt_file,
             max_concurrency=concurrency,
-            seed=number,
+            seed=number + 1,  # of the warm-up, 0
         )
         server.resume()
         try:

@@ -62,16 +62,20 @@ class Connections:
 
     async def stream(self, request: bytes) -> StreamResult:
         """Send a request (`request_bytes`) for a stream that ends with its usage, and read it to
-        the end. What goes wrong is in the result."""
-        try:
-            connection = await self._open()
-        except OSError as error:
-            now = time.perf_counter()
-            return StreamResult(now, end=now, error=f"cannot connect: {error}")
-        result = await connection.stream(request)
-        if connection.is_open:
-            self._idle.append(connection)
-        return result
+        the end. What goes wrong is in the result. A kept connection that the server closed at
+        this very moment is replaced."""
+        while True:
+            try:
+                connection = await self._open()
+            except OSError as error:
+                now = time.perf_counter()
+                return StreamResult(now, end=now, error=f"cannot connect: {error}")
+            is_kept = connection.num_requests > 0
+            result = await connection.stream(request)
+            if connection.is_open:
+                self._idle.append(connection)
+            if not (is_kept and result.error and connection.is_unanswered):
+                return result
 
     async def _open(self) -> _Connection:
         while self._idle:
@@ -103,6 +107,8 @@ class _Connection(asyncio.Protocol):
         self._status = 0
         self._body_bytes = 0  # of an answer that is no stream
         self._last = b""  # the end of what was read
+        self.num_requests = 0
+        self.is_unanswered = True  # nothing has come for the last request
 
     @property
     def is_open(self) -> bool:
@@ -112,6 +118,8 @@ class _Connection(asyncio.Protocol):
         """Send `request` and read its stream."""
         assert self._transport is not None
         self._head, self._last = b"", b"\n"
+        self.num_requests += 1
+        self.is_unanswered = True
         self._ended = asyncio.get_running_loop().create_future()
         self._result = result = StreamResult(time.perf_counter())
         self._transport.write(request)
@@ -138,6 +146,7 @@ class _Connection(asyncio.Protocol):
         if result is None:  # nobody asked
             self.close()
             return
+        self.is_unanswered = False
         if self._head is not None:
             head, blank, data = (self._head + data).partition(b"\r\n\r\n")
             if not blank:

@@ -117,5 +117,13 @@ def test_after_an_error_the_connection_is_not_used_again() -> None:
     assert (first.error, second.error) == ("no", None)
 
 
+def test_a_kept_connection_that_the_server_closed_is_replaced() -> None:
+    answers = [event_stream([*EVENTS, USAGE]), b"", event_stream([*EVENTS, USAGE])]
+    with web_server(lambda r: answers.pop(0)) as server:
+        first, second = fetch(server.url, 2)
+    assert (first.error, second.error) == (None, None)
+    assert len(server.requests) == 3
+
+
 def test_chunk() -> None:
     assert chunk(b"data") == b"4\r\ndata\r\n"
