@@ -207,14 +207,15 @@ class TestCostlyMasks:
         monkeypatch.setattr(time, "thread_time", lambda: next(ticks))
         manager.masks(step_of(manager, "a", "b"))
         step_of(manager, "a", "b", "plain")
-        monkeypatch.setattr(time, "monotonic", lambda: 1e9)
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 1e5)
         assert [manager.clamp_tokens(r, 1) for r in requests] == [1, 0]
         manager.on_preempt(requests[0])
         assert [manager.clamp_tokens(r, 1) for r in requests] == [1, 1]
         requests[0].num_computed_tokens = 0
         manager.masks(step_of(manager, "b", "a"))  # of a step that was planned before
         step_of(manager, "b", "plain")
-        monkeypatch.setattr(time, "monotonic", lambda: 2e9)
+        monkeypatch.setattr(time, "monotonic", lambda: now + 2e5)
         assert [manager.clamp_tokens(r, 1) for r in requests] == [1, 1]
         for request in requests:
             manager.on_finish(request)
@@ -270,7 +271,7 @@ def test_compiling_without_end_leaves_masks_their_turns(
     """Whether the share is free is asked after a step for compiling, and before it for masks."""
     costly, num_waits, num_turns = View("a", FLAG), 0, 0
     admitted(manager, costly)
-    now = time.monotonic() + 1000
+    now = time.monotonic() + 2e6  # whatever other tests have spent
 
     def wait(seconds: float) -> None:
         nonlocal num_waits, now
