@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from octavo.entrypoints.openai import admin
 from octavo.entrypoints.openai.app import ROUTES
 from octavo.entrypoints.openai.openapi import documentation_routes
 from tests.entrypoints.openai.harness import Running, serving
@@ -16,7 +17,7 @@ OPEN = {"/health", "/", "/dashboard"}
 """`/health`, and the shells of the web pages, which ask for a key."""
 STATIC = "/static/"
 """What these shells consist of."""
-PATHS = {r.path for r in (*ROUTES, *documentation_routes(ROUTES))}
+PATHS = {r.path for r in (*ROUTES, *admin.ROUTES, *documentation_routes(ROUTES))}
 CONCRETE = sorted(p.replace("{name:path}", "x/y").replace("{", "").replace("}", "") for p in PATHS)
 KEY = "k3y-of-the-server"
 
@@ -67,7 +68,7 @@ async def status(s: Running, method: str, path: str, *headers: str) -> int:
 
 async def test_every_route_in_every_spelling() -> None:
     assert len(CONCRETE) >= 9
-    async with serving(api_key=[KEY]) as s:
+    async with serving(api_key=[KEY], server_dev_mode=True) as s:
         for path in (*CONCRETE, "/", "/nope", "/v1", "/v1/nope", "/.env", "/admin"):
             for spelling in variants(path):
                 if is_open(spelling):
@@ -81,7 +82,7 @@ async def test_every_route_in_every_spelling() -> None:
     "method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "PROPFIND"]
 )
 async def test_every_method(method: str) -> None:
-    async with serving(api_key=[KEY]) as s:
+    async with serving(api_key=[KEY], server_dev_mode=True) as s:
         for path in CONCRETE:
             if not is_open(path):
                 reader, writer = await s.connect()

@@ -31,6 +31,10 @@ ENDPOINTS: dict[str, APIRoute] = {
 """Those that a batch may be for."""
 
 
+_FINAL = ("aborted", "request_timeout")
+"""Codes of a 503 that is an answer: it would end the same way again, or somebody ended it."""
+
+
 class LineAnswer(NamedTuple):
     """What an endpoint answered: HTTP status, the request's id, JSON."""
 
@@ -57,8 +61,7 @@ class LineAnswers:
         """
         request_id = uuid.uuid4().hex
         response, code = await self._respond(ENDPOINTS[url], body, owner, request_id)
-        # That an administrator ended it is an answer, and so is that it never fits.
-        is_final = code == "aborted" or response.headers.get("x-should-retry") == "false"
+        is_final = code in _FINAL or response.headers.get("x-should-retry") == "false"
         if response.status_code in (429, 503) and not is_final:
             raise NotNowError
         return LineAnswer(response.status_code, request_id, bytes(response.body))

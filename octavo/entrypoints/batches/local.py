@@ -13,6 +13,7 @@ results are written in the order of the input, and the part goes.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -48,7 +49,7 @@ class PartialOutput:
         offsets: number of each line that is done → where its result is.
 
     Raises:
-        ConfigError: there are results of another input.
+        ConfigError: there are results of another input, or another process writes them.
         OSError: it cannot be written.
     """
 
@@ -58,10 +59,20 @@ class PartialOutput:
         self.offsets: dict[int, int] = {}
         self._file = os.fdopen(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o644), "r+b")
         try:
+            self._lock()
             self._read(digest.encode() + b"\n")
         except BaseException:
             self._file.close()
             raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{self.path} is being written by another run; wait for its end, or choose another "
+                "output"
+            ) from None
 
     def _read(self, header: bytes) -> None:
         """Find what is there; a torn line at the end goes."""

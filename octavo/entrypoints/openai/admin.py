@@ -3,6 +3,7 @@ of the prefix cache, the configuration."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from octavo.entrypoints.openai.endpoint import Call
 
 _MAX_IDS = 1024
+_PREFIX = re.compile(r"\A[a-z]+[-_]")  # of the ids of answers, as cmpl- and msg_
 
 
 class PauseQuery(msgspec.Struct, kw_only=True):
@@ -107,7 +109,7 @@ async def abort_requests(call: Call) -> Response:
 def _names_of(engine_id: str) -> tuple[str, str]:
     """The response's id in a `Server.internal_id`, and that without its prefix."""
     public_id = engine_id.rpartition("-")[0]
-    return public_id, public_id.partition("-")[2]
+    return public_id, _PREFIX.sub("", public_id)
 
 
 async def reset_prefix_cache(call: Call) -> Response:

@@ -56,12 +56,14 @@ class Admission:
         return self._num_unread + len(self._waiting)
 
     def enter(self, record: RequestRecord, *, queued: bool = True) -> Ticket:
-        """A request begins; one that is not `queued` may always. Raises APIError 503."""
+        """A request begins; one that is not `queued` may always. Raises APIError: 503; 429, its key
+        has no tokens left."""
         if not queued:
             return Ticket(self, record, is_read=True)
         if self.draining:
             self.rejections["draining"] += 1
             raise unavailable("the server is stopping", "draining")
+        record.check_tokens()
         self._check(1, 0)
         self._num_unread += 1
         return Ticket(self, record, is_read=False)

@@ -1,9 +1,9 @@
 """Several front ends of one server (`--api-server-count`), as the first one sees the others.
 
 Each is a process with an HTTP server of its own, all listening at the same address and all at the
-same engine core. Tokenizing, parsing and
-writing streams then have as many cores as there are front ends. The first one is `octavo serve`
-itself: it starts the core and the others, starts anew what ends, and stops all of them together.
+same engine core. Tokenizing, parsing and writing streams then have as many cores as there are front
+ends. The first one is `octavo serve` itself: it starts the core and the others, starts anew what
+ends, and stops all of them together.
 """
 
 from __future__ import annotations
@@ -144,12 +144,15 @@ class FrontEnds:
         num_quick = 0
         while not self._stopping:
             started = time.monotonic()
-            process = await self._launch(order)
-            status = await process.wait()
+            try:
+                process = await self._launch(order)
+                end = f"ended with status {await process.wait()}"
+            except OSError as error:  # no memory, too many processes
+                end = f"could not be started: {error}"
             if self._stopping:
                 return
             num_quick = num_quick + 1 if time.monotonic() - started < _QUICK_SECONDS else 0
-            logger.error("front end %d ended with status %d", order.index, status)
+            logger.error("front end %d %s", order.index, end)
             if num_quick >= MAX_QUICK_ENDS:
                 self.failed.set()
                 return
@@ -167,6 +170,8 @@ class FrontEnds:
         self._processes[order.index] = process
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(order) + b"\n")
+        if self._stopping:  # `drain` did not know of it
+            process.send_signal(signal.SIGTERM)
         return process
 
 

@@ -2,7 +2,7 @@
 
 A limit per minute is a bucket: it holds at most a minute's worth, and fills evenly. Prompt tokens
 are taken when a request is admitted, generated ones when a sequence ends, which may leave a debt;
-until it is paid the key waits.
+until it is paid the key's requests for tokens wait.
 """
 
 from __future__ import annotations
@@ -121,8 +121,6 @@ class KeyAccount:
                 f"this API key may send {self._requests.per_minute} requests per minute",
                 self._requests.seconds_until(1),
             )
-        if self._tokens is not None and self._tokens.level < 1:
-            raise self._too_many_tokens(1)
         if self._requests is not None:
             self._requests.take(1)
         self.num_requests += 1
@@ -149,6 +147,11 @@ class KeyAccount:
             yield
         finally:
             self.num_in_background -= 1
+
+    def check_tokens(self) -> None:
+        """A request is to use tokens. Raises APIError 429: none are left."""
+        if self._tokens is not None and self._tokens.level < 1:
+            raise self._too_many_tokens(1)
 
     def take_prompt(self, num_tokens: int) -> None:
         """A request's prompts. Raises APIError 429: nothing was taken."""

@@ -57,6 +57,11 @@ class RequestRecord:
     last_token: float | None = None
     finish_reasons: dict[str, None] = field(default_factory=dict)
 
+    def check_tokens(self) -> None:
+        """It is to use tokens. Raises APIError 429: its key has none left."""
+        if self.key is not None:
+            self.key.account.check_tokens()
+
     def take_prompt(self, num_tokens: int) -> None:
         """Its prompts are known. Raises APIError 429: its key may not use so many tokens now."""
         if self.key is not None:

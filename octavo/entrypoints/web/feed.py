@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 REFRESH_SECONDS = 0.4
 """How old a picture may be before the core is asked for another."""
 
+BLOCK_SECONDS = 0.1
+"""The same where somebody asks for a block, which is not in it: a look holds up the core, for 12 ms
+where it has 100,000 blocks."""
+
 _MAX_ENDED = 4096
 
 
@@ -52,6 +56,8 @@ class Feed:
                 or block_id is not None
                 or asked_at - self._taken_at >= REFRESH_SECONDS
             ):
+                if latest is not None:
+                    await asyncio.sleep(self._taken_at + BLOCK_SECONDS - loop.time())
                 known = self._steps[-1].step_id if self._steps else -1
                 latest = await self._engine.observe(known, block_id)
                 self._take(latest)

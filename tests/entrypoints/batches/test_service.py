@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo.contracts.messages import ServiceClass
+from octavo.contracts.messages import RequestOutput, ServiceClass
 from octavo.entrypoints.batches.service import batch_folder
 from octavo.entrypoints.batches.store import Store
 from octavo.entrypoints.openai.config import ServerConfig
@@ -130,10 +130,12 @@ async def test_lines_wait_for_the_tokens_of_their_key(
         batches = s.server.batches
         assert batches is not None
         await eventually(lambda: batches.num_finished["completed"])
-        stored = await batches.call(Store.batch, "me", batch.id)
+        stored = await client.batches.retrieve(batch.id)  # though no token is left
         assert stored.status == "in_progress"
+        assert stored.request_counts is not None
         assert stored.request_counts.failed == 0
         assert key.account.generation_tokens
+        assert (await client.batches.cancel(batch.id)).status == "cancelling"
 
 
 async def test_a_line_that_never_fits_its_key_is_an_error(tmp_path: Path) -> None:
@@ -150,6 +152,26 @@ async def test_a_line_that_never_fits_its_key_is_an_error(tmp_path: Path) -> Non
         assert failed["custom_id"] == "long"
         assert failed["response"]["status_code"] == 429
         assert len(await content_of(client, ended.output_file_id)) == 1
+
+
+class Endless(FakeEngine):
+    """Its beam search never ends."""
+
+    async def beam_search(self, *args: Any, **options: Any) -> RequestOutput:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_a_line_that_takes_too_long_is_an_error(tmp_path: Path) -> None:
+    """And is not tried for ever."""
+    async with (
+        serving(Endless(), batch_dir=str(tmp_path), request_timeout=0.05) as s,
+        client_of(s) as client,
+    ):
+        batch = await create(client, [chat_line("slow", "x", use_beam_search=True, n=2)])
+        ended = await until(client, batch.id, "completed")
+        (failed,) = await content_of(client, ended.error_file_id)
+        assert failed["response"]["body"]["error"]["code"] == "request_timeout"
 
 
 async def test_a_key_that_is_taken_back_runs_no_more_lines(tmp_path: Path) -> None:

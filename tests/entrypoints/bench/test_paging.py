@@ -21,7 +21,7 @@ def engine_with(occupancy: Occupancy, **executor: int) -> LLMEngine:
 
 
 def test_waste_saturation_and_the_shared_prefix() -> None:
-    """What issue 2 asks of it, where time plays no part."""
+    """What it measures, where time plays no part."""
     occupancy = Occupancy()
     engine = engine_with(occupancy)
     results = paging.run(engine, OPTIONS, occupancy).results

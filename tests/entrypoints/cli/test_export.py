@@ -105,7 +105,7 @@ def test_wrong_command_lines(cli: Command, model: Path, tmp_path: Path) -> None:
 def test_the_default_model_in_transformers(
     cli: Command, smollm2_path: Path, tmp_path: Path
 ) -> None:
-    """Issue 3: peers and oracles run the very same weights, on the same ids."""
+    """Peers and oracles run the very same weights, on the same ids."""
     torch.set_num_threads(1)
     assert cli("export", str(smollm2_path), str(tmp_path / "hf"), "--dtype", "float32")[0] == 0
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")

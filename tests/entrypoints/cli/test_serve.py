@@ -68,7 +68,7 @@ def status_of(port: int, body: dict[str, Any], **headers: str) -> int:
 
 
 def test_banner_and_stop() -> None:
-    """Issue lines 1 and 4: URL, curl, plan and seconds; SIGTERM under load ends with status 0."""
+    """URL, curl, plan and seconds; SIGTERM under load ends with status 0."""
     with running("a-model", "--port", "0", "--served-model-name", "one") as (process, banner):
         port = port_of(banner)
         assert banner.startswith("Octavo ")

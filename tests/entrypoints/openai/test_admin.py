@@ -53,18 +53,25 @@ async def test_abort_by_id() -> None:
     engine = FakeEngine(step_seconds=0.001)
     async with serving(engine, **DEV) as s:
         body = {"token_ids": [1], "sampling_params": {"max_tokens": 4000}}
+        count = [{"role": "user", "content": "count"}]
+        message = {"model": "fake", "max_tokens": 4000, "messages": count}
         sent = [
             asyncio.ensure_future(s.completion("count", max_tokens=4000, request_id="one")),
             asyncio.ensure_future(s.post("/inference/v1/generate", body, x_request_id="two-2")),
             asyncio.ensure_future(s.completion("count", max_tokens=200, request_id="three")),
+            asyncio.ensure_future(s.post("/v1/messages", message, x_request_id="four-4")),
         ]
-        await eventually(lambda: engine.stats().num_running == 3)
-        for name, number in (("on", 0), ("cmpl-one-0", 0), ("cmpl-one", 1), ("cmpl-one", 0)):
+        await eventually(lambda: engine.stats().num_running == 4)
+        for name, number in (
+            *(("on", 0), ("cmpl-one-0", 0), ("cmpl-one", 1), ("cmpl-one", 0)),
+            *(("", 0), ("4", 0), ("four-4", 1)),
+        ):
             reply = await s.post("/abort", {"request_ids": [name, name]})
             assert reply.json == {"num_aborted": number}, name
         reply = await s.post("/abort_requests", {"request_ids": ["two-2"]})
         assert reply.json == {"num_aborted": 1}
-        one, two, three = await asyncio.gather(*sent)
+        one, two, three, four = await asyncio.gather(*sent)
+        assert four.status == 503
         assert (one.status, one.error["code"]) == (503, "aborted")
         [choice] = two.json["choices"]
         assert choice["finish_reason"] == "abort"

@@ -130,7 +130,7 @@ async def test_a_client_that_leaves_within_its_body() -> None:
 
 
 async def test_streams_dropped_at_random() -> None:
-    """Issue line 3: 64 streams, a third dropped in mid-stream; rounds leave nothing behind."""
+    """64 streams, a third dropped in mid-stream; rounds leave nothing behind."""
     engine = FakeEngine(step_seconds=0.001)
     rng = random.Random(0)
 

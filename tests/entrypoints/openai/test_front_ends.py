@@ -6,12 +6,17 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from octavo.entrypoints.openai.config import ServerConfig
+from octavo.entrypoints.openai.front_ends import FrontEnds
 from tests.entrypoints.openai.harness import Reply, close, request_bytes
 from tests.entrypoints.openai.live import Live, live
 from tests.tiny_model import write_tiny_llama
@@ -182,3 +187,46 @@ def test_all_read_the_keys_again(tmp_path: Path) -> None:
         until(lambda: statuses(server, "second") == {200})
         assert statuses(server, "first") == {401}
         assert front_ends(server) == before
+
+
+def front_ends_of(folder: Path, sock: socket.socket) -> FrontEnds:
+    """One besides the first; nothing runs."""
+    core: Any = SimpleNamespace(folder=folder, addresses=["ipc://a", "ipc://b"])
+    return FrontEnds(ServerConfig(api_server_count=2), core, [sock])
+
+
+async def test_what_cannot_be_started_is_tried_again_and_then_ends_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    async def refuse(*args: Any, **options: Any) -> None:
+        tries.append(args)
+        raise OSError("too many processes")
+
+    monkeypatch.setattr("octavo.entrypoints.openai.front_ends.RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    with socket.socket() as sock:
+        others = front_ends_of(tmp_path, sock)
+        others.start()
+        await asyncio.wait_for(others.failed.wait(), 20)
+        await others.close()
+    assert len(tries) == 5
+
+
+async def test_one_that_starts_during_a_drain_is_told_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = asyncio.create_subprocess_exec
+
+    async def slowly(*args: Any, **options: Any) -> asyncio.subprocess.Process:
+        others.drain()
+        return await create("sleep", "60", stdin=options["stdin"])
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
+    with socket.socket() as sock:
+        others = front_ends_of(tmp_path, sock)
+        others.start()
+        await asyncio.wait_for(asyncio.gather(*others._keepers), 20)
+        assert others.running == 0
+        await others.close()

@@ -122,7 +122,7 @@ async def test_a_second_signal_hurries() -> None:
 
 
 async def test_the_engines_death() -> None:
-    """Issue line 4: clients have an error, health says so, the exit status is not zero."""
+    """Clients have an error, health says so, the exit status is not zero."""
     engine = FakeEngine(step_seconds=0.01)
     async with serving(engine) as s:
         tasks = await _streaming(s, 3)

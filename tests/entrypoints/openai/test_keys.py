@@ -179,7 +179,8 @@ async def test_tokens_over_the_limit(tmp_path: Path) -> None:
         assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
         assert 1 <= int(reply.headers["retry-after"]) <= 6
         assert (await complete(s, ALICE, "x" * 40, max_tokens=500)).status == 200
-        reply = await s.get("/v1/models", **ALICE)
+        assert (await s.get("/v1/models", **ALICE)).status == 200  # which needs none
+        reply = await complete(s, ALICE, "x", max_tokens=1)
         assert reply.status == 429  # -490 now
         assert int(reply.headers["retry-after"]) > 200
         assert s.server.admission.rejections["queued_tokens"] == 0

@@ -25,8 +25,8 @@ def client_of(s: Running, **options: Any) -> AsyncOpenAI:
 
 
 async def test_streams_join_to_the_whole() -> None:
-    """Issue line 2: deltas joined are the final text, ids and logprobs, for random texts with
-    stop strings cut at every place."""
+    """Deltas joined are the final text, ids and logprobs, for random texts with stop strings cut at
+    every place."""
     rng = random.Random(0)
     async with serving() as s, client_of(s) as client:
         for number in range(60):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,9 +23,9 @@ def account(**limits: int) -> tuple[KeyAccount, Clock]:
     return KeyAccount(KeyLimits(**limits), clock), clock
 
 
-def refusal(key: KeyAccount, num_tokens: int | None = None) -> APIError:
+def refusal(attempt: Callable[[], None]) -> APIError:
     with pytest.raises(APIError) as raised:
-        key.enter() if num_tokens is None else key.take_prompt(num_tokens)
+        attempt()
     assert (raised.value.status, raised.value.code) == (429, "rate_limit_exceeded")
     return raised.value
 
@@ -32,12 +34,12 @@ def test_requests_per_minute() -> None:
     key, clock = account(requests_per_minute=3)
     for _ in range(3):
         key.enter()
-    assert refusal(key).headers == {"retry-after": "20"}
+    assert refusal(key.enter).headers == {"retry-after": "20"}
     clock.now += 19.9
-    assert refusal(key).headers == {"retry-after": "1"}
+    assert refusal(key.enter).headers == {"retry-after": "1"}
     clock.now += 0.2
     key.enter()
-    refusal(key)
+    refusal(key.enter)
     assert key.rejections == {"key_requests": 3, "key_tokens": 0, "key_concurrent_requests": 0}
     assert (key.num_requests, key.num_concurrent) == (4, 4)
 
@@ -46,7 +48,7 @@ def test_requests_at_a_time() -> None:
     key, _ = account(max_concurrent_requests=2)
     key.enter()
     key.enter()
-    assert "2 requests in progress" in refusal(key).message
+    assert "2 requests in progress" in refusal(key.enter).message
     key.leave()
     key.enter()
 
@@ -55,19 +57,21 @@ def test_tokens_per_minute() -> None:
     key, clock = account(tokens_per_minute=600)
     key.take_prompt(100)
     key.take_generated(700)  # it was not known before
-    assert refusal(key).headers == {"retry-after": "21"}  # 200 of debt and 1, at 10 a second
-    assert refusal(key, 50).headers == {"retry-after": "25"}
+    # 200 of debt and 1, at 10 a second
+    assert refusal(key.check_tokens).headers == {"retry-after": "21"}
+    assert refusal(lambda: key.take_prompt(50)).headers == {"retry-after": "25"}
     clock.now += 25
     key.take_prompt(50)
     assert (key.prompt_tokens, key.generation_tokens) == (150, 700)
+    key.enter()  # it may need no tokens
     clock.now += 3600
     key.take_prompt(600)
-    refusal(key)
+    refusal(key.check_tokens)
 
 
 def test_a_prompt_that_never_fits_is_not_to_be_sent_again() -> None:
     key, _ = account(tokens_per_minute=600)
-    error = refusal(key, 601)
+    error = refusal(lambda: key.take_prompt(601))
     assert error.headers == {"x-should-retry": "false"}
     assert "601 tokens" in error.message
     key.take_prompt(600)
@@ -106,7 +110,7 @@ def test_new_limits_keep_what_was_used() -> None:
         key.enter()
     key.set_limits(KeyLimits(requests_per_minute=9, tokens_per_minute=5))
     key.enter()
-    refusal(key)
+    refusal(key.enter)
     key.set_limits(KeyLimits())
     key.enter()
 

@@ -367,7 +367,7 @@ def test_case_38_limits(smollm2_path: Path) -> None:
 
 
 def test_the_official_client(server: Live) -> None:
-    """Issue line 2, on a real model."""
+    """Deltas joined are the whole answer, on a real model."""
     rng = random.Random(1)
     words = ["Zoë", "你好", "👨‍👩‍👧‍👦", "e\u0301", "🇫🇷", "the", "of", "\n", "quick", "日本"]
     with OpenAI(base_url=server.url + "/v1", api_key="none") as client:
@@ -471,7 +471,7 @@ def test_stop_under_load(own_server: Live) -> None:
 
 
 def test_dropped_streams_leave_nothing(own_server: Live) -> None:
-    """Issue line 3, one round of ten."""
+    """64 streams, a third dropped: one round."""
     rng = random.Random(0)
 
     async def client(drop: bool) -> int:
@@ -491,7 +491,7 @@ def test_dropped_streams_leave_nothing(own_server: Live) -> None:
 
 
 def test_bad_bodies_leave_the_engine_alone(server: Live) -> None:
-    """Issue line 5."""
+    """Refused, and the next request is answered."""
     bodies: list[Any] = [
         b"{",
         b"\xff" * 100,

@@ -207,8 +207,8 @@ def _resident(pid: int) -> int:
 
 
 async def test_dropped_streams_leave_nothing(server: Live) -> None:
-    """Issue line 3: ten rounds of 64 streams, a third dropped; memory is flat once every KV
-    block has been used, and the metrics count what happened."""
+    """Ten rounds of 64 streams, a third dropped; memory is flat once every KV block has been
+    used, and the metrics count what happened."""
     rng = random.Random(4)
     resident = []
     for number in range(10):

@@ -71,6 +71,18 @@ async def test_many_watchers_are_one_question() -> None:
     assert engine.asked[1:] == [(2, 7)]
 
 
+async def test_blocks_are_not_asked_for_more_often_than_the_core_bears(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feed_module, "BLOCK_SECONDS", 0.05)
+    engine = Engine()
+    feed = Feed(engine)  # type: ignore[arg-type]
+    started = asyncio.get_running_loop().time()
+    await asyncio.gather(*(feed.view(-1, block_id=i) for i in range(6)))
+    assert asyncio.get_running_loop().time() - started > 4 * 0.05
+    assert [block for _, block in engine.asked] == list(range(6))
+
+
 async def test_a_watcher_that_leaves_keeps_nobody_waiting() -> None:
     engine = Engine()
     feed = Feed(engine)  # type: ignore[arg-type]
