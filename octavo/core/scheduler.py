@@ -201,8 +201,8 @@ class Scheduler:
         self._num_steps += 1
         self._num_deferred = 0
         is_still = self.pause_state is PauseState.PAUSED_ALL
-        for i, service_class in enumerate(() if is_still else self._service_classes()):
-            if i:
+        for service_class in () if is_still else self._service_classes():
+            if self._room.is_shared_with_higher(service_class):
                 budget.withhold_all_but(MAX_TOKENS_BESIDE)
             self._schedule_running(plan, service_class)
             # What was just preempted would only fight with what comes in, unless that goes first.
@@ -490,6 +490,9 @@ class Scheduler:
         request.epoch += 1
         if not self._hooks.finished(request):
             self._kv.free(request)
+        if self._step_log is not None and request.last_admitted_step >= 0:
+            view = request_view(request, self._kv.pool.null_block)
+            self._step_log.note_end(view, self._num_steps - 1)
 
     # ---------------------------------------------------------------- looking at it
 
@@ -532,14 +535,12 @@ class Scheduler:
         view_of = partial(request_view, null_block=pool.null_block)
         requests = [*map(view_of, running)]
         requests += [view_of(request, reason=reason) for request, reason in zip(shown, reasons)]
-        for request in (*running, *waiting):
-            ended.pop(request.arrival_index, None)
         holders = [*running, *self._hooks.kept]
         return EngineView(
             now=time.monotonic(),
             stats=stats,
             steps=steps,
-            requests=[*requests, *map(view_of, ended.values())],
+            requests=[*requests, *ended],
             num_hidden_requests=len(waiting) - len(shown),
             blocks=block_map(pool, holders),
             block=None if block_id is None else block_view(pool, block_id, holders),

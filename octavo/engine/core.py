@@ -168,7 +168,9 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._ended or self._in_flight) or self.scheduler.has_work()
+        if self._ended or self._in_flight or self.scheduler.has_work():
+            return True
+        return self._deadlines.may_be_late(time.monotonic())  # of requests that a pause holds
 
     def stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
