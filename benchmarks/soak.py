@@ -35,6 +35,7 @@ from octavo.version import __version__
 NUM_REQUESTS = 384
 KV_CACHE_BYTES = 3 << 29
 """Small enough to be touched, all of it, in the first minute: memory that grows later is a leak."""
+_OK = b"HTTP/1.1 200"
 LEAVES = 0.1
 """Share of the streams whose client goes in the middle."""
 _WORDS = (
@@ -164,6 +165,8 @@ async def _read(endpoint: Endpoint, request: bytes, leave_after: int | None) -> 
             if not piece:
                 raise ConnectionError(f"the stream broke off after {len(data)} bytes")
             data += piece
+            if len(data) >= len(_OK) and not data.startswith(_OK):
+                raise ConnectionError(f"no stream: {bytes(data[:80])!r}")
             if leave_after is not None and len(data) > leave_after:
                 return None
         return bytes(data)

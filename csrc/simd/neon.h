@@ -80,7 +80,7 @@ OCTAVO_INLINE void store_int8(std::int8_t* p, F32 v) {
   vst1_lane_s32(reinterpret_cast<std::int32_t*>(p), vreinterpret_s32_s8(bytes), 0);
 }
 
-// Products of bytes in 16 bits, which 255 * 127 fits.
+// Products of bytes in 16 bits, which 255 * -128 fits.
 struct DotWidened {
   using Raw = uint8x16_t;
   using W = uint8x16_t;

@@ -15,7 +15,8 @@ from octavo.contracts.messages import SchedulerStats
 
 MAX_STEPS = 2048
 MAX_ENTRIES = 32768
-"""Steps that are remembered, and requests in them, all together (some 4 MB)."""
+"""Steps that are remembered, and requests in them, all together (some 4 MB; and a `RequestView` of
+each request that has ended)."""
 
 
 class WaitReason(str, enum.Enum):

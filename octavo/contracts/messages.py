@@ -120,6 +120,18 @@ def engine_request_ids(request_id: str, n: int) -> list[str]:
     return [request_id] if n == 1 else [f"{i}_{request_id}" for i in range(n)]
 
 
+class PromptProgress(msgspec.Struct, array_like=True, gc=False):
+    """How far a request is that has no token yet.
+
+    Attributes:
+        num_ahead: requests that wait and go before it; None: it does not wait any more.
+        num_computed_tokens: tokens of its prompt that are computed, or came from the prefix cache.
+    """
+
+    num_ahead: int | None
+    num_computed_tokens: int
+
+
 class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """What one step brought for one request.
 
@@ -131,6 +143,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
             output. None where nobody measured it.
         error: message for the user when finish_reason is ERROR.
         error_param: the request's field that is at fault, where it is the request's.
+        progress: of a request that asked for it, before its first output, and nothing else then.
     """
 
     request_id: str
@@ -145,6 +158,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     queue_time: float | None = None
     error: str | None = None
     error_param: str | None = None
+    progress: PromptProgress | None = None
 
 
 class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -224,6 +238,7 @@ class RequestOutput:
             not asked for, or if the request ended early.
         pooled: [dimensions] float32, the vector of a pooling request; its one completion has no
             tokens, and tells how it ended. None of other requests, and of one that failed.
+        progress: before the first token, where asked for; then `outputs` is empty.
     """
 
     request_id: str
@@ -234,6 +249,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     pooled: np.ndarray | None = None
+    progress: PromptProgress | None = None
 
 
 @dataclass(slots=True)

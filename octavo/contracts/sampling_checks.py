@@ -37,7 +37,7 @@ _FLOATS = (
 )
 _BOOLS = (
     *("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"),
-    "flat_logprobs",
+    *("flat_logprobs", "report_progress"),
 )
 _TEXTS = {
     "stop": (limits.MAX_STOP_STRINGS, limits.MAX_STOP_STRING_LENGTH),

@@ -89,6 +89,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         include_stop_str_in_output: keep the stop string (or stop token's text) at the end.
         output_kind: see `RequestOutputKind`.
         stream_interval: outputs between the first and the last one bring at least so many tokens.
+        report_progress: before the first token, outputs tell how many requests wait before this one
+            and how much of the prompt is computed (`RequestOutput.progress`).
         flat_logprobs: give log probabilities as one `FlatLogprobs`, which takes a tenth of the
             memory, and not as a list of dicts.
         presence_penalty: -2…2, taken from the logits of all tokens that are in the output.
@@ -144,6 +146,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     include_stop_str_in_output: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int = 1
+    report_progress: bool = False
     flat_logprobs: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

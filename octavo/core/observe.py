@@ -1,8 +1,8 @@
 """Looking at the scheduler from outside, while somebody watches.
 
-Steps are noted from the first look on until `WATCH_SECONDS` after the last one. Noting a step is a
-time stamp and one append; what a person gets to see is made when it is asked for. Nothing here
-changes what is scheduled.
+Steps are noted from the first look on until `WATCH_SECONDS` after the last one: a time stamp, and a
+small struct for each request in it. Requests that end are noted too, so that none is kept for what
+it was: prompts and grammars may be large. Nothing here changes what is scheduled.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ _IS_HASHED = 128
 
 
 class StepLog:
-    """The last steps."""
+    """The last steps, and the ended requests that they name."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[StepRecord, float, SchedulerStats]] = deque()
+        self._steps: deque[StepView] = deque()
         self._num_entries = 0
+        # By index, in the order of their ends, with the last step that may name them.
+        self._ended: dict[int, tuple[RequestView, int]] = {}
         self._watched_until = 0.0
 
     def watch(self) -> None:
@@ -63,30 +65,40 @@ class StepLog:
         """A step was settled. One that was planned before anyone looked has no beginning."""
         if not record.planned_at:
             return
-        self._steps.append((record, time.monotonic(), stats))
-        self._num_entries += len(record.scheduled)
+        step = StepView(
+            step_id=record.step_id,
+            planned_at=record.planned_at,
+            done_at=time.monotonic(),
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            generation_tokens=stats.generation_tokens,
+            entries=list(map(_entry, record.scheduled)),
+        )
+        self._steps.append(step)
+        self._num_entries += len(step.entries)
         while len(self._steps) > MAX_STEPS or self._num_entries > MAX_ENTRIES:
-            self._num_entries -= len(self._steps.popleft()[0].scheduled)
+            oldest = self._steps.popleft()
+            self._num_entries -= len(oldest.entries)
+            self._forget_ended(oldest.step_id)
 
-    def after(self, step_id: int) -> tuple[list[StepView], dict[int, Request]]:
-        """The steps after this one, and the requests in them by index."""
-        steps: list[StepView] = []
-        requests: dict[int, Request] = {}
-        for record, done_at, stats in self._steps:
-            if record.step_id > step_id:
-                for scheduled in record.scheduled:
-                    requests[scheduled[0].arrival_index] = scheduled[0]
-                step = StepView(
-                    step_id=record.step_id,
-                    planned_at=record.planned_at,
-                    done_at=done_at,
-                    num_running=stats.num_running,
-                    num_waiting=stats.num_waiting,
-                    generation_tokens=stats.generation_tokens,
-                    entries=list(map(_entry, record.scheduled)),
-                )
-                steps.append(step)
-        return steps, requests
+    def note_end(self, request: RequestView, last_step: int) -> None:
+        """A request has ended that steps up to this one may name."""
+        self._ended[request.index] = (request, last_step)
+
+    def _forget_ended(self, step_id: int) -> None:
+        """Steps up to this one are not remembered any more."""
+        while self._ended:
+            index, (_, last_step) = next(iter(self._ended.items()))
+            if last_step > step_id:
+                break
+            del self._ended[index]
+
+    def after(self, step_id: int) -> tuple[list[StepView], list[RequestView]]:
+        """The steps after this one, and the ended requests in them."""
+        steps = [step for step in self._steps if step.step_id > step_id]
+        named = {entry.index for step in steps for entry in step.entries}
+        ended = [self._ended[index][0] for index in sorted(named) if index in self._ended]
+        return steps, ended
 
 
 def _entry(scheduled: Scheduled) -> StepEntry:

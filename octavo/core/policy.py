@@ -8,8 +8,8 @@ its place in the order: before all that came later.
 
 Service classes come before the policy. A step serves one class after the other, its running
 requests and then its waiting ones; a waiting request for which there is no place, or no blocks,
-takes those of running requests of a lower class, if that is enough. Beside a higher class, a lower
-one gets at most MAX_TOKENS_BESIDE tokens of a step.
+takes those of running requests of a lower class, if that is enough. Beside running requests of a
+higher class, a lower one gets at most MAX_TOKENS_BESIDE tokens of a step.
 
 Overtaking. A waiting request whose blocks are not free lets requests behind it pass, so that a
 long prompt does not hold up short ones. After MAX_OVERTAKES of them nobody passes any more: the
@@ -38,8 +38,8 @@ MAX_PASSED_OVER = 8
 """Requests that may be found not to fit in one step: each costs a look-up of its prefix."""
 
 MAX_TOKENS_BESIDE = 16
-"""Tokens of a lower class in a step that a higher one takes part in: a few rows cost a step little,
-because its weights are read once for all, and they keep the lower class from starving."""
+"""Tokens of a lower class in a step while requests of a higher one run: a few rows cost a step
+little, because its weights are read once for all, and they keep the lower class from starving."""
 
 
 def _fcfs(request: Request) -> tuple[float, ...]:

@@ -32,6 +32,12 @@ class Room:
         """Whether one more may run."""
         return len(self._running.requests) < self._max_num_seqs
 
+    def is_shared_with_higher(self, service_class: ServiceClass) -> bool:
+        """Whether requests of a higher class run: one that waits, for a grammar or for blocks that
+        lower ones cannot give, is slowed down by nobody."""
+        running = self._running.requests
+        return bool(running) and running[0].service_class < service_class
+
     def num_reserved_blocks(self, service_class: ServiceClass) -> int:
         """Blocks that prompts which run, of this class or a higher one, have not taken yet:
         admitting by these too would end in preemptions. Requests that are decoding take what is

@@ -46,6 +46,7 @@ from octavo.core.observe import (
 )
 from octavo.core.pause import PauseState, have_begun
 from octavo.core.policy import MAX_TOKENS_BESIDE, ORDERS, PassedOver, RequestQueue
+from octavo.core.progress import ProgressReports
 from octavo.core.request import Request, RequestStatus, check_request
 from octavo.core.room import Room
 from octavo.core.step_plan import NO_DRAFTS, StepPlan, StepRecord
@@ -109,6 +110,7 @@ class Scheduler:
             self._kv.pool.num_usable_blocks, caches_prefixes=enable_prefix_caching
         )
         self._step_log: StepLog | None = None  # while somebody watches
+        self._progress = ProgressReports()
         # What happened since the last step was built, and has yet to be told.
         self._finished_ids: dict[str, None] = {}
         self._preempted_ids: dict[str, None] = {}
@@ -139,6 +141,7 @@ class Scheduler:
         self._forks.join(added, self._requests)
         self._requests[request_id] = added
         self._waiting.add(added)
+        self._progress.add(added)
         self._hooks.added(added)
 
     def finish_requests(
@@ -198,8 +201,8 @@ class Scheduler:
         self._num_steps += 1
         self._num_deferred = 0
         is_still = self.pause_state is PauseState.PAUSED_ALL
-        for i, service_class in enumerate(() if is_still else self._service_classes()):
-            if i:
+        for service_class in () if is_still else self._service_classes():
+            if self._room.is_shared_with_higher(service_class):
                 budget.withhold_all_but(MAX_TOKENS_BESIDE)
             self._schedule_running(plan, service_class)
             # What was just preempted would only fight with what comes in, unless that goes first.
@@ -371,7 +374,7 @@ class Scheduler:
         self._hooks.output(step, output)
         outputs, self._outputs = self._outputs, []
         if not step.num_scheduled_tokens:
-            return outputs
+            return outputs + self._progress.news(self._waiting.requests)
         if not self._in_flight or self._in_flight[0].step_id != step.step_id:
             raise ValueError(f"step {step.step_id} is not the oldest in flight")
         record = self._in_flight.popleft()
@@ -397,7 +400,7 @@ class Scheduler:
                 outputs.append(new)
         if self._step_log is not None:
             self._note(record, self._step_log)
-        return outputs
+        return outputs + self._progress.news(self._waiting.requests)
 
     def _note(self, record: StepRecord, log: StepLog) -> None:
         if log.is_watched:
@@ -479,6 +482,7 @@ class Scheduler:
         self._finished_ids[request.request_id] = None
         self._preempted_ids.pop(request.request_id, None)
         self._forks.leave(request)
+        self._progress.remove(request)
         if not request.has_failed:
             self._kv.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens))
             self._forks.keep_source(request)
@@ -486,6 +490,9 @@ class Scheduler:
         request.epoch += 1
         if not self._hooks.finished(request):
             self._kv.free(request)
+        if self._step_log is not None and request.last_admitted_step >= 0:
+            view = request_view(request, self._kv.pool.null_block)
+            self._step_log.note_end(view, self._num_steps - 1)
 
     # ---------------------------------------------------------------- looking at it
 
@@ -528,14 +535,12 @@ class Scheduler:
         view_of = partial(request_view, null_block=pool.null_block)
         requests = [*map(view_of, running)]
         requests += [view_of(request, reason=reason) for request, reason in zip(shown, reasons)]
-        for request in (*running, *waiting):
-            ended.pop(request.arrival_index, None)
         holders = [*running, *self._hooks.kept]
         return EngineView(
             now=time.monotonic(),
             stats=stats,
             steps=steps,
-            requests=[*requests, *map(view_of, ended.values())],
+            requests=[*requests, *ended],
             num_hidden_requests=len(waiting) - len(shown),
             blocks=block_map(pool, holders),
             block=None if block_id is None else block_view(pool, block_id, holders),

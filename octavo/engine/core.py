@@ -168,7 +168,9 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._ended or self._in_flight) or self.scheduler.has_work()
+        if self._ended or self._in_flight or self.scheduler.has_work():
+            return True
+        return self._deadlines.may_be_late(time.monotonic())  # of requests that a pause holds
 
     def stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
@@ -318,6 +320,8 @@ class EngineCore:
 
     def _note_outputs(self, outputs: list[EngineOutput]) -> None:
         for output in outputs:
+            if output.progress is not None:
+                continue
             output.queue_time = self._queue_times.pop(output.request_id, None)
             if output.finish_reason is not None:
                 self._arrivals.pop(output.request_id, None)

@@ -46,9 +46,13 @@ class Deadlines:
         """It ended."""
         self._deadlines.pop(request_id, None)
 
+    def may_be_late(self, now: float) -> bool:
+        """Whether `take_late` is worth calling: also where nothing is computed."""
+        return now >= self._next
+
     def take_late(self, now: float) -> list[str]:
         """The requests whose time is over, each once."""
-        if now < self._next:
+        if not self.may_be_late(now):
             return []
         late = [r for r, deadline in self._deadlines.items() if deadline.next <= now]
         for request_id in late:

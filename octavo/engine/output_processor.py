@@ -18,6 +18,7 @@ from octavo.contracts.messages import (
     FinishReason,
     Logprob,
     LogprobRows,
+    PromptProgress,
     RequestOutput,
 )
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
@@ -170,6 +171,7 @@ class _Request:
         self._num_best = request.params.n if is_ranked else None
         self.num_cached_tokens = 0
         self.pooled: np.ndarray | None = None
+        self.progress: PromptProgress | None = None  # that is not reported yet
         # Of the first token, that nothing comes before, there is none.
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if request.params.prompt_logprobs is not None:
@@ -204,12 +206,14 @@ class _Request:
         """What the user is due now, by `output_kind`: DELTA has only completions with news, the
         others have all; FINAL_ONLY is silent until all have ended. Nothing is told before the
         prompt's log probabilities are complete, nor between the first output of a completion and
-        its last with fewer than `stream_interval` tokens."""
+        its last with fewer than `stream_interval` tokens. News of progress come by themselves."""
+        progress, self.progress = self.progress, None
         finished, complete = self.finished, self.is_prompt_reported
-        if not finished and (self.kind is RequestOutputKind.FINAL_ONLY or not complete):
+        if not finished and self.kind is RequestOutputKind.FINAL_ONLY:
             return None
-        if not any(c.is_due(self._interval) for c in self.completions):
-            return None
+        is_due = any(c.is_due(self._interval) for c in self.completions)
+        if not is_due or not (finished or complete):
+            return None if progress is None else self._progress_output(progress)
         delta = self.kind is RequestOutputKind.DELTA
         outputs = [
             c.report(delta) for c in self.completions if not delta or c.is_due(self._interval)
@@ -223,6 +227,14 @@ class _Request:
             num_cached_tokens=self.num_cached_tokens,
             prompt_logprobs=self.prompt_logprobs if complete else None,
             pooled=self.pooled,
+        )
+
+    def _progress_output(self, progress: PromptProgress) -> RequestOutput:
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            progress=progress,
         )
 
 
@@ -273,6 +285,9 @@ class _Completion:
 
     def take(self, output: EngineOutput) -> None:
         """Append what a step brought."""
+        if output.progress is not None:
+            self.request.progress = output.progress
+            return
         if self.index == 0 and output.num_cached_tokens:
             self.request.num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:

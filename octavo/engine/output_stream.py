@@ -63,6 +63,8 @@ def joined(old: RequestOutput, new: RequestOutput) -> RequestOutput:
                 completion.events = joined_events(before.events + (completion.events or []))
         outputs[completion.index] = completion
     new.outputs = [outputs[i] for i in sorted(outputs)]
+    if new.outputs:
+        new.progress = None
     if new.prompt_logprobs is None:
         new.prompt_logprobs = old.prompt_logprobs
     return new

@@ -68,7 +68,7 @@ def per_completion(params: SamplingParams) -> tuple[SamplingParams, SamplingPara
     first = params
     if params.best_of is not None and params.logprobs is None:
         first = msgspec.structs.replace(params, logprobs=0)
-    if params.prompt_logprobs is None:
+    if params.prompt_logprobs is None and not params.report_progress:
         return first, first
     without = {"prompt_logprobs": None, "prompt_logprob_token_ids": None, "prompt_logprob_start": 0}
-    return first, msgspec.structs.replace(first, **without)
+    return first, msgspec.structs.replace(first, report_progress=False, **without)

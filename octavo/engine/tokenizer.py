@@ -143,6 +143,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         **kwargs: Any,
     ) -> list[int]:
         """Ids of a chat. Special tokens come from the template alone: what messages and tools
@@ -154,6 +155,7 @@ class Tokenizer:
             continue_final_message: leave the last message open, so that it is continued. It must be
                 the assistant's, and `add_generation_prompt` false.
             tools: JSON schemas.
+            chat_template: Jinja, instead of the model's.
             kwargs: further variables of the template.
 
         Raises:
@@ -172,7 +174,7 @@ class Tokenizer:
                 param="chat_template_kwargs",
             )
         chat = {"messages": normal_messages(messages), "tools": normal_tools(tools), **kwargs}
-        template = self._choose_template(chat["tools"])
+        template = self._choose_template(chat["tools"], chat_template)
         texts = chain.from_iterable(strings_in(value, name) for name, value in chat.items())
         marker = self._special.marker(chain(texts, [template.source]))
         marked = {name: map_strings(value, marker.mark) for name, value in chat.items()}
@@ -192,7 +194,9 @@ class Tokenizer:
         _check_text(rendered)
         return self._special.encode(rendered, marker)
 
-    def _choose_template(self, tools: object) -> ChatTemplate:
+    def _choose_template(self, tools: object, given: str | None) -> ChatTemplate:
+        if given is not None:
+            return ChatTemplate(given)
         templates = self._chat_templates
         if tools is not None and "tool_use" in templates:
             return templates["tool_use"]

@@ -471,6 +471,7 @@ _TEMPLATE_ARGUMENTS = {
     "add_generation_prompt",
     "continue_final_message",
     "tools",
+    "chat_template",
 }
 
 

@@ -80,6 +80,7 @@ class GrammarCompiler:
         self._lock = threading.Condition()
         self._queue: list[_Entry] = []
         self._pending: set[GrammarSource] = set()
+        self._unwanted: set[GrammarSource] = set()  # of the pending ones, those being tried
         self._done: OrderedDict[GrammarSource, Compiled] = OrderedDict()
         self._num_bytes = 0
         self._num_submitted = 0
@@ -101,6 +102,7 @@ class GrammarCompiler:
         """What became of a grammar; None while it is not compiled, which this sees to."""
         with self._lock:
             compiled = self._done.get(source)
+            self._unwanted.discard(source)
             if compiled is not None:
                 self._done.move_to_end(source)
             elif source not in self._pending and not self._is_closed:
@@ -111,12 +113,14 @@ class GrammarCompiler:
             return compiled
 
     def forget(self, source: GrammarSource) -> None:
-        """Nobody waits for this grammar any more: it need not be compiled."""
+        """Nobody waits for this grammar any more: it need not be compiled, or tried again."""
         with self._lock:
             waiting = [entry for entry in self._queue if entry.source != source]
             if len(waiting) < len(self._queue):
                 self._queue = waiting
-                self._pending.discard(source)
+                self._drop(source)
+            elif source in self._pending:
+                self._unwanted.add(source)
 
     def close(self) -> None:
         """Stop the threads. What this process compiles it compiles to its end: seconds."""
@@ -124,6 +128,7 @@ class GrammarCompiler:
             self._is_closed = True
             self._queue.clear()
             self._pending.clear()
+            self._unwanted.clear()
             self._lock.notify_all()
             probes, threads = list(self._probes), list(self._threads)
         for probe in probes:
@@ -135,6 +140,20 @@ class GrammarCompiler:
         """Into the queue, under the lock."""
         self._num_submitted += 1
         self._queue.append(_Entry(attempt, len(source.text), self._num_submitted, source))
+        self._lock.notify_all()
+
+    def _put_back(self, entry: _Entry) -> None:
+        """Its time was over: it tries again, if anybody still waits for it."""
+        with self._lock:
+            if entry.source in self._unwanted:
+                self._drop(entry.source)
+            else:
+                self._put(entry.attempt + 1, entry.source)
+
+    def _drop(self, source: GrammarSource) -> None:
+        """It is not to be compiled any more, or is; under the lock."""
+        self._pending.discard(source)
+        self._unwanted.discard(source)
         self._lock.notify_all()
 
     def _start(self, target: Callable[[], None]) -> None:
@@ -175,8 +194,7 @@ class GrammarCompiler:
                 if compiled is not None:
                     self._keep(entry.source, compiled)
                 else:
-                    with self._lock:
-                        self._put(entry.attempt + 1, entry.source)
+                    self._put_back(entry)
         finally:
             probe.close()
 
@@ -216,8 +234,7 @@ class GrammarCompiler:
     def _keep(self, source: GrammarSource, compiled: Compiled) -> None:
         dropped = []  # freed outside of the lock: a grammar's memory takes milliseconds
         with self._lock:
-            self._pending.discard(source)
-            self._lock.notify_all()
+            self._drop(source)
             self._done[source] = compiled
             self._num_bytes += compiled.num_bytes + sys.getsizeof(source.text)
             while self._num_bytes > CACHE_BYTES and len(self._done) > 1:

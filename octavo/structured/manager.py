@@ -5,8 +5,9 @@ has a matcher, which follows its *known* output tokens: what a step in flight ha
 at when it is known and the next mask is needed, so that a preempted request, or one whose results
 in flight are dropped, needs nothing undone.
 
-A request whose masks are costly sits out steps of others (`turns`), and while grammars are compiled
-the loop stands still now and then (`give_way`): both take a bounded share of the time.
+A request whose masks are costly sits out steps of others (`turns`), though not for those of a lower
+service class; and while grammars are compiled the loop stands still now and then (`give_way`). Both
+together take a bounded share of the time, by turns.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.contracts.features import Admission, RequestView, SchedulerHook
+from octavo.contracts.messages import ServiceClass
 from octavo.contracts.step import GrammarOutput, SchedulerOutput
 from octavo.structured.backend import clean_error
 from octavo.structured.compiler import GrammarCompiler
@@ -85,7 +87,11 @@ class StructuredOutputs(SchedulerHook):
         self._num_words = -(-vocab_size // _WORD)
         self._requests: dict[str, _Constrained] = {}
         self._share = TimeShare()
-        self._turns = Turns(self._share)
+        # Of each class, with what runs of it and of higher ones.
+        self._turns = {service_class: Turns(self._share) for service_class in ServiceClass}
+        self._batch_ids: set[str] = set()  # requests of the class BATCH, without a grammar too
+        self._has_resting = False  # whether any sat out a step since the loop last gave way
+        self._is_turn_of_masks = False
 
     def close(self) -> None:
         """Stop compiling."""
@@ -95,14 +101,22 @@ class StructuredOutputs(SchedulerHook):
         """Stand still between two steps, for a few milliseconds at a time, if a grammar is being
         compiled: its threads and processes run only where a core is idle, and steps leave none."""
         now = time.monotonic()
-        if self._share.is_free(now) and self._compiler.is_busy:
-            self._compiler.wait(_GIVEN_WAY_SECONDS)
-            then = time.monotonic()
-            self._share.spend(then - now, then)
+        if not (self._share.is_free(now) and self._compiler.is_busy):
+            return
+        if self._is_turn_of_masks and self._has_resting:
+            # The share became free during the step: else whoever rests would always come too late.
+            self._is_turn_of_masks = False
+            return
+        self._compiler.wait(_GIVEN_WAY_SECONDS)
+        then = time.monotonic()
+        self._share.spend(then - now, then)
+        self._is_turn_of_masks, self._has_resting = True, False
 
     # ---------------------------------------------------------------- the scheduler's hook
 
     def on_add(self, request: RequestView) -> None:
+        if request.engine_request.service_class is ServiceClass.BATCH:
+            self._batch_ids.add(request.request_id)
         source = request.engine_request.grammar
         if source is not None:
             self._requests[request.request_id] = _Constrained(request, source)
@@ -125,15 +139,19 @@ class StructuredOutputs(SchedulerHook):
         return f"the grammar cannot be used: {self._requests[request.request_id].error}"
 
     def clamp_tokens(self, request: RequestView, num_new_tokens: int) -> int:
-        if self._turns and not self._turns.may_go(request.request_id, time.monotonic()):
-            return 0
+        if request.request_id in self._requests:
+            turns = self._turns_of(request)
+            if turns and not turns.may_go(request.request_id, time.monotonic()):
+                self._has_resting = True
+                return 0
         return num_new_tokens
 
     def on_preempt(self, request: RequestView) -> None:
-        self._turns.remove(request.request_id)
+        self._turns_of(request).remove(request.request_id)
 
     def on_finish(self, request: RequestView) -> bool:
-        self._turns.remove(request.request_id)
+        self._turns_of(request).remove(request.request_id)
+        self._batch_ids.discard(request.request_id)
         constrained = self._requests.pop(request.request_id, None)
         if constrained is not None and constrained.matcher is None:
             source = constrained.source
@@ -145,7 +163,13 @@ class StructuredOutputs(SchedulerHook):
         """Name the requests of a step that need a mask."""
         if self._requests:
             step.grammar_request_ids = [r for r in step.samples if r in self._requests]
-            self._turns.note_step(step.num_scheduled_tokens)
+            ids = step.num_scheduled_tokens
+            interactive = (r for r in ids if r not in self._batch_ids)
+            self._turns[ServiceClass.INTERACTIVE].note_step(interactive)
+            self._turns[ServiceClass.BATCH].note_step(ids)
+
+    def _turns_of(self, request: RequestView) -> Turns:
+        return self._turns[request.engine_request.service_class]
 
     # ---------------------------------------------------------------- masks
 
@@ -171,7 +195,9 @@ class StructuredOutputs(SchedulerHook):
             start += len(rows)
             began = time.thread_time()
             self._fill_rows(constrained, rows, draft)
-            self._turns.note_cost(request_id, time.thread_time() - began, time.monotonic())
+            cost = time.thread_time() - began
+            if constrained.request.num_computed_tokens:  # else preempted since: it has no turn
+                self._turns_of(constrained.request).note_cost(request_id, cost, time.monotonic())
             if constrained.error:
                 failed[request_id] = f"the grammar cannot go on: {constrained.error}"
         return GrammarOutput(request_ids=ids, bitmask=bitmask), failed
@@ -205,10 +231,10 @@ class StructuredOutputs(SchedulerHook):
         every draft needs one."""
         forced: dict[str, list[int]] = {}
         for request_id in request_ids:
-            if request_id in self._turns:
-                continue
             constrained = self._requests.get(request_id)
-            matcher = None if constrained is None else constrained.catch_up()
+            if constrained is None or request_id in self._turns_of(constrained.request):
+                continue
+            matcher = constrained.catch_up()
             if matcher is not None and not matcher.is_stopped():
                 token_ids = matcher.compute_ff_tokens()[:MAX_FORCED_TOKENS]
                 if token_ids:

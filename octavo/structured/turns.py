@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 MAX_SHARE = 0.15
 """Of the time, for costly masks and compiling together, while other requests run."""
 COSTLY_SECONDS = 0.5e-3
@@ -51,16 +53,18 @@ class Turns:
             return True
         return self._share.is_free(now) and next(iter(self._costly)) == request_id
 
-    def note_step(self, request_ids: dict[str, int]) -> None:
+    def note_step(self, request_ids: Iterable[str]) -> None:
         """These take part in a step."""
         self._has_others = any(r not in self._costly for r in request_ids)
 
     def note_cost(self, request_id: str, seconds: float, now: float) -> None:
-        """A request's mask took so much processor time."""
+        """A request's mask in the last step took so much processor time, some of it at the expense
+        of others, if it had any."""
         self._costly.pop(request_id, None)
         if seconds > COSTLY_SECONDS:
             self._costly[request_id] = None
-            self._share.spend(seconds, now)
+            if self._has_others:
+                self._share.spend(seconds, now)
 
     def remove(self, request_id: str) -> None:
         """The request does not run any more. If it comes back, it is found costly again."""

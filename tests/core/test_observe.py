@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -114,6 +116,20 @@ def test_ended_requests_that_steps_name_are_told() -> None:
     assert not core.scheduler.observe(view.steps[-1].step_id).requests
 
 
+def test_ended_requests_are_not_kept() -> None:
+    """A prompt may be long, and steps of short answers name many."""
+    core = busy()
+    core.add("aborted", [4] * 20, max_tokens=9, ignore_eos=True)
+    core.step()
+    core.finish("aborted")
+    core.run()
+    assert "aborted" in by_id(core.scheduler.observe())
+    core._writers.clear()  # the fake's own
+    gc.collect()
+    kept = [r for r in gc.get_objects() if isinstance(r, Request)]
+    assert not [r for r in kept if any(r.engine_request is e for e in core.sent.values())]
+
+
 def test_nothing_is_noted_when_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     core = FakeCore()
     core.add("a", PROMPT, max_tokens=50, ignore_eos=True)
@@ -146,6 +162,12 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = core.scheduler.observe().steps
     assert sum(len(s.entries) for s in steps) <= 8
     assert steps
+    log = core.scheduler._step_log
+    assert log is not None
+    for i in range(30):
+        core.add(f"short{i}", [1], max_tokens=2)
+        core.step()
+    assert 0 < len(log._ended) < 30
     monkeypatch.setattr(observe, "MAX_SHOWN_BLOCKS", 10)
     blocks = core.scheduler.observe().blocks
     assert (blocks.num_blocks, len(blocks.flags), len(blocks.owners)) == (40, 10, 40)

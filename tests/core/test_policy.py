@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.contracts.features import Admission, RequestView, SchedulerHook
 from octavo.contracts.messages import ServiceClass
 from octavo.core import policy
 from octavo.core.policy import (
@@ -266,6 +267,29 @@ def test_beside_interactive_requests_the_batch_has_few_tokens() -> None:
     assert shares[0] == (200, 0)  # the prompt comes before all running lines
     assert shares[1] == (50, MAX_TOKENS_BESIDE)
     assert all(own == 1 and 0 < rest <= MAX_TOKENS_BESIDE for own, rest in shares[2:])
+    core.run()
+    core.check_complete()
+
+
+def test_an_interactive_request_that_waits_slows_no_batch() -> None:
+    """Its grammar is being compiled: the step is the batch's alone."""
+
+    class Compiles(SchedulerHook):
+        is_ready = False
+
+        def can_admit(self, request: RequestView) -> Admission:
+            is_held = request.request_id == "chat" and not self.is_ready
+            return Admission.WAIT if is_held else Admission.READY
+
+    hook = Compiles()
+    core = FakeCore(budget=100, num_blocks=100, max_model_len=300, hooks=[hook])
+    core.add("chat", [9] * 10, max_tokens=5, ignore_eos=True)
+    core.add("line", [1] * 250, max_tokens=5, ignore_eos=True, service_class=BATCH)
+    assert core.schedule().num_scheduled_tokens == {"line": 100}
+    core.settle()
+    hook.is_ready = True
+    assert core.schedule().num_scheduled_tokens == {"chat": 10, "line": MAX_TOKENS_BESIDE}
+    core.settle()
     core.run()
     core.check_complete()
 

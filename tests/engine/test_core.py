@@ -134,6 +134,14 @@ class TestSteps:
             assert [o.queue_time is None for o in outputs[i]] == [False, True, True]
         assert outputs["b"][0].queue_time > outputs["a"][0].queue_time
 
+    def test_progress_is_no_output(self) -> None:
+        """What comes with the first output does not come before it."""
+        core, _ = make(max_num_batched_tokens=4)
+        core.add_request(request("r", range(1, 11), max_tokens=2, report_progress=True))
+        outputs = run(core)["r"]
+        assert [o.progress is None for o in outputs] == [False, False, True, True]
+        assert [o.queue_time is None for o in outputs] == [True, True, False, True]
+
     def test_stats_come_with_every_step(self) -> None:
         core, _ = make()
         core.add_request(request("r"))

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from octavo.contracts.messages import RequestOutput
+from octavo.config.engine import EngineConfig
+from octavo.contracts.messages import EngineRequest, FinishReason, RequestOutput
 from octavo.contracts.sampling_params import SamplingParams
+from octavo.engine.core import EngineCore
 from octavo.engine.deadlines import Deadlines
 from octavo.engine.llm_engine import LLMEngine
-from tests.engine.fakes import fake_engine
+from tests.engine.fakes import FakeExecutor, fake_engine
 
 
 def params(**values: Any) -> SamplingParams:
@@ -84,3 +86,18 @@ def test_no_first_token_in_time(clock: list[float]) -> None:
     assert last["first"].finish_reason == "length"
     assert (last["second"].finish_reason, last["second"].token_ids) == ("timeout", [])
     assert engine.stats().num_used_blocks == 0
+
+
+def test_a_pause_stops_no_clock(clock: list[float]) -> None:
+    config = EngineConfig.from_flat()
+    core = EngineCore(config, FakeExecutor(config=config, vocab_size=64))
+    params = SamplingParams(seed=0, max_time_ms=50)
+    core.add_request(EngineRequest(request_id="a", prompt_token_ids=[1], sampling_params=params))
+    core.pause("keep")
+    assert not core.has_work()
+    clock[0] += 0.05
+    assert core.has_work()
+    [output] = core.step().outputs
+    assert (output.request_id, output.finish_reason) == ("a", FinishReason.TIMEOUT)
+    assert not core.has_work()
+    core.shutdown()

@@ -14,6 +14,7 @@ from octavo.contracts.messages import (
     FinishReason,
     Logprob,
     LogprobRows,
+    PromptProgress,
     RequestOutput,
 )
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
@@ -493,3 +494,34 @@ def test_flat_log_probabilities() -> None:
     assert isinstance(ours.outputs[0].logprobs, FlatLogprobs)
     assert ours.outputs[0].logprobs == theirs.outputs[0].logprobs
     assert ours.outputs[0].cumulative_logprob == theirs.outputs[0].cumulative_logprob
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_progress_comes_by_itself(kind: RequestOutputKind) -> None:
+    processor = start(output_kind=kind, report_progress=True)
+    reports = [PromptProgress(3, 0), PromptProgress(None, 16)]
+    heard = [
+        made
+        for report in reports
+        for made in feed(processor, EngineOutput(request_id="r", progress=report))
+    ]
+    if kind is RequestOutputKind.FINAL_ONLY:
+        assert heard == []
+    else:
+        assert [o.progress for o in heard] == reports
+        assert not any(o.outputs or o.finished for o in heard)
+    [last] = feed(processor, token_output("a", finish_reason=FinishReason.LENGTH))
+    assert last.progress is None
+    assert (last.outputs[0].text, last.outputs[0].token_ids) == ("a", [97])
+
+
+def test_progress_of_a_prompt_whose_logprobs_come() -> None:
+    """It is told although the other outputs wait until these are complete."""
+    processor = start(prompt_logprobs=0, report_progress=True)
+    report = PromptProgress(None, 1)
+    [heard] = feed(processor, EngineOutput(request_id="r", progress=report))
+    assert (heard.progress, heard.prompt_logprobs) == (report, None)
+    rows = LogprobRows(np.array([[105]], np.int32), np.array([[-1.0]], np.float32), np.array([1]))
+    assert feed(processor, EngineOutput(request_id="r", prompt_logprobs=rows)) == []
+    [first] = feed(processor, token_output("a"))
+    assert first.prompt_logprobs is not None

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from octavo.contracts.messages import CompletionOutput, RequestOutput
+from octavo.contracts.messages import CompletionOutput, PromptProgress, RequestOutput
 from octavo.contracts.sampling_params import RequestOutputKind
 from octavo.engine.output_stream import OutputStream
 from octavo.errors import EngineDeadError
@@ -39,6 +39,21 @@ def test_a_slow_reader_gets_joined_deltas() -> None:
         ]
         with pytest.raises(EngineDeadError):
             await stream.get()
+
+    asyncio.run(main())
+
+
+def test_a_slow_reader_hears_of_progress_only_where_there_is_nothing_else() -> None:
+    async def main() -> None:
+        stream = OutputStream(RequestOutputKind.DELTA)
+        for num_computed in (16, 32):
+            progress = PromptProgress(None, num_computed)
+            stream.put(RequestOutput("r", None, [1], progress=progress))
+        assert (await stream.get()).progress == PromptProgress(None, 32)
+        stream.put(RequestOutput("r", None, [1], progress=PromptProgress(None, 48)))
+        stream.put(output(0, "a", [1]))
+        got = await stream.get()
+        assert (got.progress, got.outputs[0].text) == (None, "a")
 
     asyncio.run(main())
 

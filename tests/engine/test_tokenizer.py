@@ -206,6 +206,19 @@ def test_text_of_users_and_tools_never_becomes_special(messages: list[dict[str, 
     assert specials == [IM_START, IM_END, IM_START], "one turn, and the prompt for the next"
 
 
+def test_a_template_of_the_caller() -> None:
+    """It is trusted with special tokens; what it shows is not."""
+    template = "{{ messages[0].content }}{{ documents[0].text }}<|im_end|>"
+    ids = bytewise.apply_chat_template(
+        user(HOSTILE), chat_template=template, documents=[{"text": HOSTILE}]
+    )
+    assert [i for i in ids if i in bytewise.all_special_ids] == [IM_END]
+    assert bytewise.decode(ids, skip_special_tokens=False) == HOSTILE * 2 + "<|im_end|>"
+    for wrong in ("{% for %}", "{{ missing.field }}", "{{ ''.__class__.__mro__ }}"):
+        with pytest.raises(ChatTemplateError):
+            bytewise.apply_chat_template(user("x"), chat_template=wrong)
+
+
 def test_nothing_else_of_a_request_becomes_special_either() -> None:
     template = (
         "{{ tools|tojson }}{{ tools|tojson(ensure_ascii=true) }}{{ messages[0].tool_calls }}"

@@ -123,6 +123,40 @@ def test_no_grammar_waits_for_costly_ones(compiler: GrammarCompiler, probe: type
     assert len(probe.asked) == len(module.CPU_SECONDS) * len(costly) + 1
 
 
+def test_one_that_nobody_waits_for_is_not_tried_again(
+    compiler: GrammarCompiler, probe: type[_Probe]
+) -> None:
+    """Its first try was under way when its request went away."""
+    costly = [regex(f"{i:02}") for i in range(3)]
+    probe.costly = costly
+    probe.gate.clear()
+    compiler.result(costly[0])
+    while compiler._queue:
+        time.sleep(0.001)
+    compiler.forget(costly[0])
+    compiler.result(costly[1])
+    compiler.result(costly[2])
+    probe.gate.set()
+    compiler.wait(10)
+    assert not compiler.is_busy
+    assert probe.asked.count(costly[0]) == 1
+    assert wait_for(compiler, costly[0]).matcher is not None  # somebody comes with it again
+
+
+def test_one_that_somebody_waits_for_again_is_tried_again(
+    compiler: GrammarCompiler, probe: type[_Probe]
+) -> None:
+    probe.costly = [regex("a")]
+    probe.gate.clear()
+    compiler.result(regex("a"))
+    while compiler._queue:
+        time.sleep(0.001)
+    compiler.forget(regex("a"))
+    compiler.result(regex("a"))
+    probe.gate.set()
+    assert wait_for(compiler, regex("a")).matcher is not None
+
+
 def test_who_needs_more_than_the_last_try_fails(
     compiler: GrammarCompiler, probe: type[_Probe], monkeypatch: pytest.MonkeyPatch
 ) -> None:

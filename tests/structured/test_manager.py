@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.contracts.features import Admission
-from octavo.contracts.messages import EngineRequest
+from octavo.contracts.messages import EngineRequest, ServiceClass
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.step import SchedulerOutput
 from octavo.contracts.structured_outputs import GrammarSource
@@ -35,6 +35,7 @@ class View:
     output_token_ids: list[int] = field(default_factory=list)
     num_prompt_tokens: int = 1
     num_computed_tokens: int = 1
+    service_class: ServiceClass = ServiceClass.INTERACTIVE
 
     @property
     def num_tokens(self) -> int:
@@ -48,6 +49,7 @@ class View:
             sampling_params=SamplingParams(ignore_eos=self.ignore_eos),
             eos_token_ids=[EOS],
             grammar=self.source,
+            service_class=self.service_class,
         )
 
 
@@ -70,7 +72,12 @@ def admitted(manager: StructuredOutputs, request: View) -> Admission:
 
 
 def step_of(manager: StructuredOutputs, *ids: str, **drafts: list[int]) -> SchedulerOutput:
-    step = SchedulerOutput(step_id=0, samples=list(ids), scheduled_drafts=drafts)
+    step = SchedulerOutput(
+        step_id=0,
+        num_scheduled_tokens={r: 1 + len(drafts.get(r, ())) for r in ids},
+        samples=list(ids),
+        scheduled_drafts=drafts,
+    )
     manager.build_step_meta(step)
     return step
 
@@ -180,17 +187,15 @@ class TestCostlyMasks:
         now = time.monotonic() + 1000
         monkeypatch.setattr(time, "monotonic", lambda: now)
         for others, left in (((), 1), (("plain",), 0)):
-            step = step_of(manager, "a", *others)
-            manager.masks(step)
-            step.num_scheduled_tokens = dict.fromkeys(step.samples, 1)
-            manager.build_step_meta(step)
+            manager.masks(step_of(manager, "a", *others))
+            step_of(manager, "a", *others)
             assert manager.clamp_tokens(costly, 1) == left
             assert manager.clamp_tokens(plain, 7) == 7
         assert not manager.forced_token_ids(["a"])
         monkeypatch.setattr(time, "monotonic", lambda: now + 1000)
         assert manager.clamp_tokens(costly, 1) == 1
         manager.on_finish(costly)
-        assert not manager._turns
+        assert not any(manager._turns.values())
 
     def test_preempted_ones_have_no_turn(
         self, manager: StructuredOutputs, monkeypatch: pytest.MonkeyPatch
@@ -201,15 +206,40 @@ class TestCostlyMasks:
         ticks = iter(range(1000))
         monkeypatch.setattr(time, "thread_time", lambda: next(ticks))
         manager.masks(step_of(manager, "a", "b"))
-        step = step_of(manager, "a", "b", "plain")
-        step.num_scheduled_tokens = dict.fromkeys(["a", "b", "plain"], 1)
-        manager.build_step_meta(step)
-        monkeypatch.setattr(time, "monotonic", lambda: 1e9)
+        step_of(manager, "a", "b", "plain")
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 1e5)
         assert [manager.clamp_tokens(r, 1) for r in requests] == [1, 0]
         manager.on_preempt(requests[0])
         assert [manager.clamp_tokens(r, 1) for r in requests] == [1, 1]
+        requests[0].num_computed_tokens = 0
+        manager.masks(step_of(manager, "b", "a"))  # of a step that was planned before
+        step_of(manager, "b", "plain")
+        monkeypatch.setattr(time, "monotonic", lambda: now + 2e5)
+        assert [manager.clamp_tokens(r, 1) for r in requests] == [1, 1]
         for request in requests:
             manager.on_finish(request)
+
+    def test_interactive_ones_do_not_rest_for_batches(
+        self, manager: StructuredOutputs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither for a plain line nor for the turn of a costly one; lines do rest for them."""
+        batch = ServiceClass.BATCH
+        line, costly_line = View("line", None, service_class=batch), View("b", FLAG)
+        costly_line.service_class = batch
+        chat = View("a", FLAG)
+        manager.on_add(line)
+        for request in (costly_line, chat):
+            admitted(manager, request)
+        ticks = iter(range(1000))
+        monkeypatch.setattr(time, "thread_time", lambda: next(ticks))
+        manager.masks(step_of(manager, "b", "a", "line"))
+        step_of(manager, "b", "a", "line")
+        assert manager.clamp_tokens(chat, 1) == 1
+        assert manager.clamp_tokens(costly_line, 1) == 0
+        for request in (line, costly_line, chat):
+            manager.on_finish(request)
+        assert not manager._batch_ids
 
 
 def test_it_gives_way_to_compiling(
@@ -233,6 +263,35 @@ def test_it_gives_way_to_compiling(
             now[0] += 0.001
         assert bool(waits) == is_busy
     assert 0.8 * MAX_SHARE < sum(waits) / (now[0] - began) < MAX_SHARE + 0.01
+
+
+def test_compiling_without_end_leaves_masks_their_turns(
+    manager: StructuredOutputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the share is free is asked after a step for compiling, and before it for masks."""
+    costly, num_waits, num_turns = View("a", FLAG), 0, 0
+    admitted(manager, costly)
+    now = time.monotonic() + 2e6  # whatever other tests have spent
+
+    def wait(seconds: float) -> None:
+        nonlocal num_waits, now
+        num_waits += 1
+        now += seconds
+
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(time, "thread_time", lambda: 0.002 * next(ticks))
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(manager._compiler, "wait", wait)
+    monkeypatch.setattr(type(manager._compiler), "is_busy", True)
+    for _ in range(500):
+        ids = ["plain", *(["a"] if manager.clamp_tokens(costly, 1) else [])]
+        num_turns += len(ids) - 1
+        manager.masks(step_of(manager, *ids))
+        now += 0.011
+        manager.give_way()
+    assert num_turns > 50
+    assert num_waits > 50
+    manager.on_finish(costly)
 
 
 class TestForcedTokens:

@@ -29,9 +29,9 @@ def test_what_is_cheap_always_goes() -> None:
 
 def test_one_at_a_time_in_turn_and_not_all_the_time() -> None:
     turns, now = Turns(TimeShare()), 0.0
+    turns.note_step({"a": 1, "plain": 1})
     for name in "abc":
         turns.note_cost(name, COSTLY, now)
-    turns.note_step({"a": 1, "plain": 1})
     went = []
     for _ in range(1000):
         now += 0.001
@@ -57,6 +57,19 @@ def test_nobody_rests_alone() -> None:
     turns.note_step({"a": 1})
     assert turns.may_go("a", 0.0)
     assert turns.may_go("b", 0.0)
+
+
+def test_time_spent_alone_is_not_made_up_for() -> None:
+    turns, now = Turns(TimeShare()), 0.0
+    for _ in range(100):
+        turns.note_step({"a": 1})
+        now += 0.02
+        turns.note_cost("a", 0.01, now)
+    turns.note_step({"a": 1, "plain": 1})
+    assert turns.may_go("a", now)
+    turns.note_cost("a", 0.01, now)
+    assert not turns.may_go("a", now)
+    assert turns.may_go("a", now + 0.01 / MAX_SHARE)
 
 
 def test_who_becomes_cheap_or_leaves_has_no_turn() -> None:

@@ -145,6 +145,14 @@ class Ticket:
         self._admission._admit(prompt_tokens, self.record)
         self._ids = prompt_tokens
 
+    def hand_over(self) -> Ticket:
+        """A ticket for work that goes on when the request has been answered: this one's part of the
+        account, bodies apart, is that one's from now on."""
+        ticket = Ticket(self._admission, self.record, is_read=self._is_read)
+        ticket._ids, self._ids = self._ids, ()
+        self._is_read = True
+        return ticket
+
     def _read(self) -> None:
         if not self._is_read:
             self._is_read = True

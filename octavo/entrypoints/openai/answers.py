@@ -25,6 +25,21 @@ class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens_details: PromptTokensDetails = msgspec.field(default_factory=PromptTokensDetails)
 
 
+class Progress(msgspec.Struct, kw_only=True):
+    """How far a prompt is that has no token yet.
+
+    Attributes:
+        index: which of the request's prompts.
+        queue_position: requests that wait before it; null: it does not wait any more.
+        prompt_tokens_processed: computed, or from the prefix cache.
+    """
+
+    index: int
+    queue_position: int | None
+    prompt_tokens: int
+    prompt_tokens_processed: int
+
+
 # -------------------------------------------------------------------- logprobs
 
 
@@ -114,7 +129,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """Answer to POST /v1/chat/completions."""
+    """Answer to POST /v1/chat/completions. `prompt_text` is what the prompt's ids spell."""
 
     id: str
     object: str = "chat.completion"
@@ -124,6 +139,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class FunctionCallDelta(msgspec.Struct):
@@ -163,15 +179,17 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
-    """An event of a chat stream."""
+    """An event of a chat stream. One that tells of progress has no choices."""
 
     id: str
     object: str = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChatChunkChoice]
+    progress: Progress | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 # -------------------------------------------------------------------- completions
@@ -188,6 +206,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -198,6 +217,7 @@ class Completion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
+    progress: Progress | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
 
 

@@ -24,8 +24,9 @@ class APIRoute:
         request: struct of the JSON body; None where there is none.
         unsupported: as for `parsing.parse_body`.
         query: struct of the query's parameters, for `Call.query`; None where there are none.
+        request_headers: names of headers that say what is wanted.
         error: type of an error's body, where it is not `errors.ErrorResponse`.
-        event: type of an event's data, where the answer may be a stream.
+        event: type of an event's data, where the answer may be a stream; or several types.
         status: of an answer that is no error.
         media_type: of the answer.
         request_media_type: of the body; other than JSON, it is the handler that reads it, by
@@ -43,6 +44,7 @@ class APIRoute:
     request: type[msgspec.Struct] | None = None
     unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     query: type[msgspec.Struct] | None = None
+    request_headers: tuple[str, ...] = ()
     error: Any = None
     event: Any = None
     status: int = 200
@@ -50,6 +52,13 @@ class APIRoute:
     request_media_type: str = "application/json"
     errors: tuple[int, ...] = ()
     queued: bool = False
+
+    @property
+    def event_types(self) -> tuple[Any, ...]:
+        """Types of an event's data; none where the answer is no stream."""
+        if self.event is None:
+            return ()
+        return self.event if isinstance(self.event, tuple) else (self.event,)
 
     @property
     def takes_json(self) -> bool:

@@ -23,6 +23,7 @@ from octavo.entrypoints.openai import (
     generate,
     information,
     scoring,
+    streams,
     tokenization,
 )
 from octavo.entrypoints.openai.cors import with_cors
@@ -47,6 +48,7 @@ ROUTES: tuple[APIRoute, ...] = (
     *information.ROUTES,
     *chat.ROUTES,
     *completions.ROUTES,
+    *streams.ROUTES,
     *generate.ROUTES,
     *embeddings.ROUTES,
     *scoring.ROUTES,

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from octavo.entrypoints.openai.answers import (
     ChatChoice,
@@ -19,7 +20,7 @@ from octavo.entrypoints.openai.answers import (
 )
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.chat_output import ChatOutput, answer_parsing
-from octavo.entrypoints.openai.chat_prompt import render_chat
+from octavo.entrypoints.openai.chat_prompt import echo_of, render_chat
 from octavo.entrypoints.openai.errors import bad_request, json_response
 from octavo.entrypoints.openai.generation import (
     Generation,
@@ -27,6 +28,7 @@ from octavo.entrypoints.openai.generation import (
     begin,
     check_finish,
     check_num_logprobs,
+    progress_of,
     stream_options,
     usage_of,
 )
@@ -34,6 +36,7 @@ from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.protocol import CHAT_UNSUPPORTED, ChatCompletionRequest
 from octavo.entrypoints.openai.sse import EventStream, event
+from octavo.entrypoints.openai.streams import resumable
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -46,6 +49,13 @@ if TYPE_CHECKING:
 async def create_chat_completion(call: Call) -> Response | EventStream:
     """Answer one request: JSON, or a stream of events."""
     request = parse_body(call.take_body(), ChatCompletionRequest, CHAT_UNSUPPORTED)
+    if request.resumable and request.stream:
+        return resumable(call, lambda own: _begin(own, request))
+    chat = await _begin(call, request)
+    return EventStream(chat.events()) if request.stream else await chat.answer()
+
+
+async def _begin(call: Call, request: ChatCompletionRequest) -> _Chat:
     model = call.server.model(request.model)
     num_top = _num_top_logprobs(request, call.server.config.max_logprobs)
     max_tokens = request.max_completion_tokens
@@ -57,8 +67,10 @@ async def create_chat_completion(call: Call) -> Response | EventStream:
     generation = await begin_chat(
         call, request, model, "chatcmpl-", max_tokens=max_tokens, logprobs=num_top
     )
-    chat = _Chat(request, generation, num_top)
-    return EventStream(chat.events()) if request.stream else await chat.answer()
+    chat = _Chat(request, generation, num_top, echo_of(request))
+    if request.return_prompt_text:
+        [chat.prompt_text] = await generation.prompt_texts()
+    return chat
 
 
 async def begin_chat(
@@ -75,6 +87,12 @@ async def begin_chat(
     Raises:
         APIError, RequestError: what is wrong with the request.
     """
+    if request.chat_template is not None and not call.server.config.trust_request_chat_template:
+        raise bad_request(
+            "chat_template is not taken by this server, which was started without "
+            "--trust-request-chat-template; leave it out",
+            "chat_template",
+        )
     prepare = begin(
         call,
         request,
@@ -101,18 +119,28 @@ def _num_top_logprobs(request: ChatCompletionRequest, limit: int) -> int | None:
 
 
 class _Chat:
-    """Responses of one request."""
+    """Responses of one request.
+
+    Args:
+        echo: what every answer begins with.
+
+    Attributes:
+        prompt_text: the prompt, where the request wants to see it.
+    """
 
     def __init__(
         self,
         request: ChatCompletionRequest,
         generation: Generation,
         num_top: int | None,
+        echo: str,
     ) -> None:
         self.request = request
         self.generation = generation
         self.num_top = num_top
         self.with_ids = bool(request.return_token_ids)
+        self.prompt_text: str | UnsetType = UNSET
+        self._echo = echo
         self._parsing = generation.parsing
         self._parsed: dict[int, ChatOutput] = {}  # by index
 
@@ -133,16 +161,18 @@ class _Chat:
                 if prompt is None or num_prompt is None
                 else prompt_logprobs(prompt, num_prompt),
                 prompt_token_ids=output.prompt_token_ids if self.with_ids else UNSET,
+                prompt_text=self.prompt_text,
             )
         )
 
     def _whole_choice(self, c: CompletionOutput) -> ChatChoice:
         parsed = self._parsed_of(c)
+        message = ChatMessage(content=c.text) if parsed is None else parsed.message(c.events or ())
+        if self._echo:
+            message.content = self._echo + (message.content or "")
         return ChatChoice(
             index=c.index,
-            message=ChatMessage(content=c.text)
-            if parsed is None
-            else parsed.message(c.events or ()),
+            message=message,
             logprobs=self._logprobs(c),
             finish_reason=c.finish_reason
             if parsed is None
@@ -165,8 +195,11 @@ class _Chat:
         )
         opened: set[int] = set()
         async with aclosing(generation.stream()) as outputs:
-            async for _, output in outputs:
-                counter.add(0, output)
+            async for i, output in outputs:
+                if (progress := progress_of(i, output)) is not None:
+                    yield event(msgspec.structs.replace(chunk, choices=[], progress=progress))
+                    continue
+                counter.add(i, output)
                 data = b""
                 for c in output.outputs:
                     if c.index not in opened:
@@ -184,12 +217,13 @@ class _Chat:
 
     def _opening(self, chunk: ChatChunk, index: int, output: RequestOutput) -> bytes:
         chunk.choices = [
-            ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
+            ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=self._echo))
         ]
         if self.with_ids:
             chunk.prompt_token_ids = output.prompt_token_ids
+        chunk.prompt_text = self.prompt_text
         data = event(chunk)
-        chunk.prompt_token_ids = UNSET
+        chunk.prompt_token_ids = chunk.prompt_text = UNSET
         return data
 
     def _parsed_of(self, c: CompletionOutput) -> ChatOutput | None:

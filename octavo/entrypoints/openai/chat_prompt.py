@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from octavo.engine.chat_messages import normal_messages
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, TokenizeRequest
 from octavo.entrypoints.openai.tool_choice import chosen_tools
@@ -11,7 +12,10 @@ from octavo.entrypoints.openai.tool_choice import chosen_tools
 if TYPE_CHECKING:
     from octavo.entrypoints.openai.state import ServedModel
 
-_OWN_FIELDS = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
+_OWN_FIELDS = (
+    *("messages", "tools", "add_generation_prompt", "continue_final_message", "self"),
+    "chat_template",
+)
 
 
 async def render_chat(
@@ -36,8 +40,16 @@ async def render_chat(
         options.setdefault("reasoning_effort", request.reasoning_effort)
         if request.reasoning_effort == "none":
             options.setdefault("enable_thinking", False)
+    num_chars = sum(map(_num_chars, request.messages or ()))
+    if isinstance(request, ChatCompletionRequest):
+        if request.chat_template is not None:
+            options["chat_template"] = request.chat_template
+        if request.documents:
+            _check_documents(request, model, options)
+            options["documents"] = request.documents
+            num_chars += sum(len(text) for d in request.documents for text in d.values())
     tools = chosen_tools(request)
-    await model.engine.check_num_chars(sum(map(_num_chars, request.messages or ())), "messages")
+    await model.engine.check_num_chars(num_chars, "messages")
     ids = await model.engine.render_chat(
         request.messages or [],
         add_generation_prompt=not go_on if opens is None else opens,
@@ -48,6 +60,30 @@ async def render_chat(
     if request.add_special_tokens:
         ids = await model.engine.tokenize("") + ids
     return ids
+
+
+def echo_of(request: ChatCompletionRequest) -> str:
+    """What `echo` puts before an answer: the last message, if that is the assistant's. The messages
+    must have been rendered."""
+    if not request.echo:
+        return ""
+    (last,) = normal_messages(request.messages[-1:])
+    text: str = last["content"]
+    return text if last["role"] == "assistant" else ""
+
+
+def _check_documents(
+    request: ChatCompletionRequest, model: ServedModel, options: dict[str, Any]
+) -> None:
+    if "documents" in options:
+        raise bad_request("documents are in chat_template_kwargs too; give them once", "documents")
+    source = request.chat_template
+    if source is None:
+        source = model.engine.tokenizer.chat_template_source
+    if "documents" not in source:
+        raise bad_request(
+            "the chat template shows no documents; put them into a message", "documents"
+        )
 
 
 def _num_chars(message: dict[str, Any]) -> int:

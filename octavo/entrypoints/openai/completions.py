@@ -8,6 +8,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import UNSET
 
 from octavo.entrypoints.openai.answers import Completion, CompletionChoice
@@ -19,6 +20,7 @@ from octavo.entrypoints.openai.generation import (
     begin,
     check_finish,
     check_num_logprobs,
+    progress_of,
     stream_options,
     usage_of,
 )
@@ -27,6 +29,7 @@ from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.protocol import COMPLETION_UNSUPPORTED, CompletionRequest
 from octavo.entrypoints.openai.sse import EventStream, event
 from octavo.entrypoints.openai.state import MAX_CHOICES
+from octavo.entrypoints.openai.streams import resumable
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -42,6 +45,13 @@ DEFAULT_MAX_TOKENS = 16
 async def create_completion(call: Call) -> Response | EventStream:
     """Answer one request: JSON, or a stream of events."""
     request = parse_body(call.take_body(), CompletionRequest, COMPLETION_UNSUPPORTED)
+    if request.resumable and request.stream:
+        return resumable(call, lambda own: _begin(own, request))
+    completion = await _begin(call, request)
+    return EventStream(completion.events()) if request.stream else await completion.answer()
+
+
+async def _begin(call: Call, request: CompletionRequest) -> _Completion:
     model = call.server.model(request.model)
     prompts = read_prompts(request.prompt)
     max_tokens = request.max_tokens
@@ -72,9 +82,13 @@ async def create_completion(call: Call) -> Response | EventStream:
             prompt = await model.engine.tokenize(prompt, add_special_tokens=special)
         ids.append(prompt)
     generation = prepare(ids)
+    if request.truncate_prompt_tokens is not None:
+        prompts = generation.prompts
     echoes = await _echoes(request, model, prompts) if request.echo else [""] * len(prompts)
     completion = _Completion(request, generation, echoes, prompt_only=prompt_only)
-    return EventStream(completion.events()) if request.stream else await completion.answer()
+    if request.return_prompt_text:
+        completion.prompt_texts = await generation.prompt_texts()
+    return completion
 
 
 def read_prompts(
@@ -123,6 +137,9 @@ class _Completion:
     Args:
         echoes: what each prompt's texts begin with.
         prompt_only: max_tokens was 0: the one token that was made is not shown.
+
+    Attributes:
+        prompt_texts: the prompts, where the request wants to see them.
     """
 
     def __init__(
@@ -138,6 +155,7 @@ class _Completion:
         self.echoes = echoes
         self.prompt_only = prompt_only
         self.with_ids = bool(request.return_token_ids)
+        self.prompt_texts: list[str] | None = None
 
     async def answer(self) -> Response:
         """The whole answer."""
@@ -158,6 +176,9 @@ class _Completion:
         offsets: dict[int, TextOffsets] = {}
         async with aclosing(self.generation.stream()) as outputs:
             async for i, output in outputs:
+                if (progress := progress_of(i, output)) is not None:
+                    yield event(msgspec.structs.replace(chunk, choices=[], progress=progress))
+                    continue
                 counter.add(i, output)
                 data = b""
                 for c in output.outputs:
@@ -215,6 +236,8 @@ class _Completion:
             choice.text = self.echoes[i] + choice.text
             if self.with_ids:
                 choice.prompt_token_ids = output.prompt_token_ids
+            if self.prompt_texts is not None:
+                choice.prompt_text = self.prompt_texts[i]
             if output.prompt_logprobs is not None:
                 if (num_top := self.request.prompt_logprobs) is not None:
                     choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, num_top)

@@ -15,6 +15,7 @@ NO_PARSER = "none"
 """The name that turns a parser off."""
 
 MAX_API_SERVERS = 64
+MAX_RESUME_TIMEOUT = 86400.0
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -30,6 +31,7 @@ _AT_LEAST = {
     "shutdown_timeout": 0,
     "body_timeout": 0,
     "stall_timeout": 0,
+    "resume_timeout": 0,
     "request_timeout": 0,
 }
 _WITHOUT_EMPTY = (
@@ -94,6 +96,11 @@ class ServerConfig:
     stall_timeout: float = option(
         60.0, "seconds after which a stream is ended whose client takes nothing"
     )
+    resume_timeout: float = option(
+        60.0,
+        "seconds for which a resumable stream goes on, and is kept, without a client; 0: no stream "
+        "is resumable",
+    )
     request_timeout: float = option(
         0.0, "seconds after which a request ends with what it has (finish_reason timeout); 0: never"
     )
@@ -124,6 +131,9 @@ class ServerConfig:
     max_batch_lines_in_flight: int = option(
         0, "most lines of batches that run at once; 0: three quarters of --max-num-seqs"
     )
+    trust_request_chat_template: bool = option(
+        False, "requests may bring a chat template; it runs within the limits of the model's own"
+    )
     disable_fastapi_docs: bool = option(False, "no /docs and /openapi.json (the name is vLLM's)")
     log_level: LogLevel = option("info", "info has a line per request")
     log_format: LogFormat = option("text", "json: an object per line")
@@ -148,6 +158,10 @@ class ServerConfig:
         if self.api_server_count > MAX_API_SERVERS:
             raise ConfigError(
                 f"api_server_count={self.api_server_count} must be at most {MAX_API_SERVERS}"
+            )
+        if self.resume_timeout > MAX_RESUME_TIMEOUT:
+            raise ConfigError(
+                f"resume_timeout={self.resume_timeout} must be at most {MAX_RESUME_TIMEOUT}"
             )
         for name in _WITHOUT_EMPTY:
             if not all(getattr(self, name) or ()):

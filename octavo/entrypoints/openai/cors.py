@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from octavo.entrypoints.openai.config import ServerConfig
 
 _EXPOSED = (
-    *("x-request-id", "retry-after"),
+    *("x-request-id", "x-stream-id", "retry-after"),
     *(
         f"x-ratelimit-{what}-{kind}"
         for what in ("limit", "remaining", "reset")

@@ -17,10 +17,12 @@ class EventLog:
 
     Attributes:
         num_bytes: of the events that are kept.
+        num_events: that there have been.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.num_bytes = 0
+        self.num_events = 0
         self._max_bytes = max_bytes
         self._events: deque[bytes] = deque()
         self._first = 0  # number of the oldest event that is kept
@@ -30,11 +32,16 @@ class EventLog:
     def append(self, event: bytes) -> None:
         """One more event."""
         self._events.append(event)
+        self.num_events += 1
         self.num_bytes += len(event)
-        while self.num_bytes > self._max_bytes:
+        self.shrink(self._max_bytes)
+        self._tell()
+
+    def shrink(self, max_bytes: int) -> None:
+        """Forget the oldest events, until at most so many bytes are kept."""
+        while self.num_bytes > max_bytes:
             self.num_bytes -= len(self._events.popleft())
             self._first += 1
-        self._tell()
 
     def close(self) -> None:
         """There will be no more."""

@@ -54,13 +54,14 @@ async def _serve(
     engine = await AsyncLLM.attach(AttachedCore(order.core_address))
     try:
         server = serve_engine(engine, order.config)
+        server.streams.front_end = order.index
         server.tracing = configured_tracing(order.config)
         tls = server_tls(order.config)
         reload_at_hangup(order.config, server.keys, tls)
         app = build_app(server)
         gc.freeze()
         return await http_server.serve(
-            PassOn(app, order.http_addresses[0], server),
+            PassOn(app, order.http_addresses, order.index, server),
             server,
             sock,
             stop,

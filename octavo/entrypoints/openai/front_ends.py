@@ -73,7 +73,7 @@ class FrontEnds:
 
     Attributes:
         failed: set when one cannot be kept running.
-        http_addresses: their private sockets' paths.
+        http_addresses: paths of the private sockets of all front ends, the first one included.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FrontEnds:
     ) -> None:
         self.failed = asyncio.Event()
         addresses = [str(core.folder / f"http-{i}.sock") for i in range(config.api_server_count)]
-        self._own_address, *self.http_addresses = addresses
+        self.http_addresses = addresses
         self._orders = [
             Order(
                 index=i,
@@ -98,7 +98,7 @@ class FrontEnds:
 
     def listen(self) -> socket.socket:
         """The first front end's private socket."""
-        return listen_privately(self._own_address)
+        return listen_privately(self.http_addresses[0])
 
     def start(self) -> None:
         """Start them, and again whatever ends."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from octavo.entrypoints.openai.answers import ChatLogprobs, PromptLogprobs, Usage
+from octavo.entrypoints.openai.answers import ChatLogprobs, Progress, PromptLogprobs, Usage
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import APIError, bad_request, json_response
 from octavo.entrypoints.openai.generation import (
@@ -18,6 +18,7 @@ from octavo.entrypoints.openai.generation import (
     begin,
     check_finish,
     check_num_logprobs,
+    progress_of,
     stream_options,
     usage_of,
 )
@@ -81,6 +82,7 @@ class GenerateAnswer(msgspec.Struct, kw_only=True):
     model: str
     choices: list[GenerateChoice]
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    progress: Progress | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
 
 
@@ -152,9 +154,11 @@ class _Answer:
         include_usage, continuous = stream_options(self._fields)
         counter = UsageCounter(generation.prompts)
         async with aclosing(generation.stream()) as outputs:
-            async for _, output in outputs:
-                counter.add(0, output)
+            async for i, output in outputs:
+                counter.add(i, output)
                 answer = self._answer(output)
+                if (progress := progress_of(i, output)) is not None:
+                    answer.progress = progress
                 if include_usage:
                     answer.usage = counter.usage if continuous else None
                 yield event(answer)

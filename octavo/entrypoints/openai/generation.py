@@ -14,13 +14,14 @@ import msgspec
 
 from octavo.contracts.answer_events import Content, Event
 from octavo.contracts.messages import engine_request_ids
-from octavo.entrypoints.openai.answers import PromptTokensDetails, Usage
+from octavo.entrypoints.openai.answers import Progress, PromptTokensDetails, Usage
 from octavo.entrypoints.openai.beams import beam_search_params
 from octavo.entrypoints.openai.errors import APIError, aborted, bad_request, unavailable
 from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
 from octavo.entrypoints.openai.request_log import log_request
 from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.state import MAX_CHOICES
+from octavo.entrypoints.openai.truncation import kept_tokens
 
 if TYPE_CHECKING:
     from octavo.contracts.beam_search_params import BeamSearchParams
@@ -89,6 +90,11 @@ class Generation:
         if self.parsing is None or completion.events is None:
             return [Content(completion.text)] if completion.text else []
         return self.parsing.wanted(completion.events)
+
+    async def prompt_texts(self) -> list[str]:
+        """The prompts as the model sees them, special tokens included."""
+        decode = partial(self.model.engine.tokenizer.decode, skip_special_tokens=False)
+        return [await asyncio.to_thread(decode, prompt) for prompt in self.prompts]
 
     async def final(self) -> list[RequestOutput]:
         """Run to the end: the last output of each prompt, in order.
@@ -225,6 +231,8 @@ def begin(
     call.record.model = model.name
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options needs stream=true", "stream_options")
+    if request.resumable and not request.stream:
+        raise bad_request("resumable needs stream=true", "resumable")
     if request.stream and request.prompt_logprobs is not None:
         raise bad_request("prompt_logprobs are not streamed; use stream=false", "prompt_logprobs")
     if request.prompt_logprobs is not None:
@@ -244,7 +252,10 @@ def begin(
     )
     params = _within(call.server.config.request_timeout, params)
     call.record.params = params
-    return partial(
+    kept = kept_tokens(
+        request, max_model_len=model.max_model_len, max_tokens=max_tokens or default_max_tokens
+    )
+    generation = partial(
         Generation,
         server=call.server,
         model=model,
@@ -258,6 +269,7 @@ def begin(
         beams=beams,
         parsing=parsing,
     )
+    return lambda prompts: generation([prompt[kept] for prompt in prompts])
 
 
 def public_id_of(call: Call, asked: str | None, prefix: str) -> str:
@@ -305,6 +317,18 @@ def stream_options(request: GenerationRequest) -> tuple[bool, bool]:
     if options is None or not options.include_usage:
         return False, False
     return True, bool(options.continuous_usage_stats)
+
+
+def progress_of(i: int, output: RequestOutput) -> Progress | None:
+    """What an output of prompt i tells of its progress, if it does; then it tells nothing else."""
+    if output.progress is None:
+        return None
+    return Progress(
+        index=i,
+        queue_position=output.progress.num_ahead,
+        prompt_tokens=len(output.prompt_token_ids),
+        prompt_tokens_processed=output.progress.num_computed_tokens,
+    )
 
 
 def check_finish(completion: CompletionOutput) -> None:

@@ -71,24 +71,25 @@ async def serve_model(
         gc.freeze()  # what has been loaded stays: no collection looks at it again
         serve_app = partial(
             http_server.serve,
-            app,
-            server,
-            socks[0],
-            stop,
+            server=server,
+            sock=socks[0],
+            stop=stop,
             drain_seconds=config.shutdown_timeout,
             tls=tls,
             on_ready=lambda: print(banner(server, engine.info.memory_plan, socks[0]), flush=True),
         )
         if config.api_server_count == 1:
-            return await serve_app()
+            return await serve_app(app)
         from octavo.entrypoints.openai.front_ends import FrontEnds
+        from octavo.entrypoints.openai.siblings import PassOn
 
         others = FrontEnds(config, core, socks[1:])
         with contextlib.closing(others.listen()) as private:
             others.start()
             reload_at_hangup(config, keys, tls, others)
-            server.siblings = others.http_addresses
-            return await serve_app(private=(app, private), others=others)
+            server.siblings = others.http_addresses[1:]
+            public = PassOn(app, others.http_addresses, 0, server)
+            return await serve_app(public, private=(app, private), others=others)
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)

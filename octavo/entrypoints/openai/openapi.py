@@ -69,7 +69,7 @@ def openapi_document(routes: Sequence[APIRoute]) -> dict[str, Any]:
     """The API's description, OpenAPI 3.1."""
     kinds: list[Any] = [ErrorResponse]
     for route in routes:
-        of_route = (route.response, route.request, route.event, route.error)
+        of_route = (route.response, route.request, *route.event_types, route.error)
         kinds += [k for k in of_route if k is not None]
     schemas, components = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
@@ -113,12 +113,14 @@ def _close(schema: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -
 
 def _operation(route: APIRoute, schema_of: Mapping[str, Any]) -> dict[str, Any]:
     content = {route.media_type: {"schema": schema_of[repr(route.response)]}}
-    if route.event is not None:
-        events = [schema_of[repr(kind)] for kind in (route.event, route.error or ErrorResponse)]
+    if route.event_types:
+        kinds = (*route.event_types, route.error or ErrorResponse)
+        events = [schema_of[repr(kind)] for kind in kinds]
         content["text/event-stream"] = {"schema": {"anyOf": events}}
+    may_stream = "application/json" in content and "text/event-stream" in content
     responses: dict[str, Any] = {
         str(route.status): {
-            "description": "The answer" + ("; with stream=true, events" if route.event else ""),
+            "description": "The answer" + ("; with stream=true, events" if may_stream else ""),
             "content": content,
         }
     }
@@ -143,6 +145,10 @@ def _parameters(route: APIRoute) -> list[dict[str, Any]]:
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in _PARAMETER.findall(route.path)
+    ]
+    parameters += [
+        {"name": name, "in": "header", "required": False, "schema": {"type": "string"}}
+        for name in route.request_headers
     ]
     if route.query is not None:
         (_,), components = msgspec.json.schema_components([route.query])

@@ -17,6 +17,8 @@ from octavo.contracts.sampling_limits import MAX_STOP_REGEXES, MAX_STOP_STRINGS,
 MAX_TOOLS = 1024
 MAX_LABELS = 64
 """Entries of `metadata` and `chat_template_kwargs`."""
+MAX_DOCUMENTS = 1024
+MAX_TEMPLATE_CHARS = 64 * 1024
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -28,10 +30,12 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         include_usage: end with one chunk that has the usage and no choices.
         continuous_usage_stats: with include_usage, every chunk has the usage so far.
+        include_progress: before the first token, chunks without choices tell how far the prompt is.
     """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_progress: bool | None = None
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
@@ -41,6 +45,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
     Attributes:
         model: a served name; absent is the first one.
+        resumable: the stream goes on when its client has gone, and can be read again (`streams`).
         response_format: OpenAI's: text, json_object, json_schema, structural_tag.
         structured_outputs: the fields of `StructuredOutputsParams`.
         priority: lower runs first, where the server runs with --scheduling-policy priority.
@@ -54,12 +59,16 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         return_tokens_as_token_ids: tokens in logprobs are spelled "token_id:17".
         add_special_tokens: begin the prompt as the tokenizer does (default: true for completions,
             false for chat, whose template does it).
+        truncate_prompt_tokens: keep so many tokens of a longer prompt; -1: as many as fit.
+        truncation_side: where tokens are left out: "left" (the default) or "right".
+        return_prompt_text: give the prompt as the model sees it, special tokens included.
         user, safety_identifier, prompt_cache_key, metadata: the caller's own labels.
     """
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    resumable: bool | None = None
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -100,6 +109,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    return_prompt_text: bool | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -122,6 +134,9 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         add_generation_prompt: let the template open the assistant's turn (default true).
         continue_final_message: go on with the last, assistant, message instead.
         chat_template_kwargs: more variables for the template.
+        chat_template: used instead of the model's, with --trust-request-chat-template.
+        documents: texts to answer from, for a template that shows them.
+        echo: the answer begins with the last message, if that is the assistant's.
     """
 
     messages: list[dict[str, Any]]
@@ -136,6 +151,9 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=MAX_LABELS)] | None = None
+    chat_template: Annotated[str, Meta(max_length=MAX_TEMPLATE_CHARS)] | None = None
+    documents: Annotated[list[dict[str, str]], Meta(max_length=MAX_DOCUMENTS)] | None = None
+    echo: bool | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -179,12 +197,9 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 _BOTH: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
     "watermarking": (False,),
     "session_id": (),
     "return_token_offsets": (False,),
-    "return_prompt_text": (False,),
     "routed_experts_prompt_start": (0,),
     "kv_transfer_params": (),
     "ec_transfer_params": (),
@@ -192,7 +207,6 @@ _BOTH: dict[str, tuple[Any, ...]] = {
 
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **_BOTH,
-    "echo": (False,),
     "verbosity": ("medium",),
     "modalities": (["text"],),
     "audio": (),
@@ -201,8 +215,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "prompt_cache_retention": (),
-    "documents": ([],),
-    "chat_template": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "mm_payload": (),

@@ -60,6 +60,8 @@ def sampling_params(
         values["prompt_logprobs"] = _larger(prompt_logprobs, request.prompt_logprobs)
     if shown_special_token_ids:
         values["shown_special_token_ids"] = list(shown_special_token_ids)
+    options = request.stream_options
+    values["report_progress"] = options is not None and bool(options.include_progress)
     values["structured_outputs"] = structured_outputs(request)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, output_kind=kind, **values)

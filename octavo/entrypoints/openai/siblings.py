@@ -1,15 +1,17 @@
 """Requests that only another front end of the same server can answer.
 
 Front end 0 keeps what outlives a request (stored responses, files, batches), knows what the whole
-server measures, and answers for it; the others pass such requests on to it, unread, over a socket
-that only this user may use. The same key is asked for there as here.
+server measures, and answers for it. A resumable stream is kept by the front end that began it, and
+its id says which. Whoever else gets such a request passes it on, unread, over a socket that only
+this user may use. The same key is asked for there as here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 OWNED_PATHS = ("/metrics", "/v1/responses", "/v1/files", "/v1/batches")
 """Front end 0 answers these paths and all below them."""
+
+_STREAM = re.compile(r"/v1/streams/stream_([0-9]{1,3})_[0-9a-f]+")
 
 FETCH_SECONDS = 5.0
 """How long a sibling may take to answer what another asks of it."""
@@ -38,34 +42,40 @@ _HOP_BY_HOP = frozenset(
 _PIECE = 64 * 1024
 
 
-def is_owned(path: str) -> bool:
-    """Must front end 0 answer this path?"""
-    return any(path == owned or path.startswith(owned + "/") for owned in OWNED_PATHS)
+def owner_of(path: str) -> int | None:
+    """Index of the front end that must answer this path; None: any may."""
+    if any(path == owned or path.startswith(owned + "/") for owned in OWNED_PATHS):
+        return 0
+    stream = _STREAM.fullmatch(path)
+    return None if stream is None else int(stream[1])
 
 
 class PassOn:
-    """ASGI middleware of a front end that is not the first.
+    """ASGI middleware of one of several front ends.
 
     Args:
         app: answers what is not passed on.
-        path: the Unix socket of front end 0.
+        addresses: paths of the private Unix sockets of all front ends.
+        index: of this one.
         server: this front end's, which goes on as long as a request is passed on.
     """
 
-    def __init__(self, app: ASGIApp, path: str, server: Server) -> None:
+    def __init__(self, app: ASGIApp, addresses: Sequence[str], index: int, server: Server) -> None:
         self._app = app
-        self._path = path
+        self._addresses = addresses
+        self._index = index
         self._server = server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and is_owned(scope["path"]):
-            self._server.num_passed_on += 1
-            try:
-                await _pass_on(self._path, scope, receive, send)
-            finally:
-                self._server.num_passed_on -= 1
-        else:
+        owner = owner_of(scope["path"]) if scope["type"] == "http" else None
+        if owner is None or owner == self._index or owner >= len(self._addresses):
             await self._app(scope, receive, send)
+            return
+        self._server.num_passed_on += 1
+        try:
+            await _pass_on(self._addresses[owner], scope, receive, send)
+        finally:
+            self._server.num_passed_on -= 1
 
 
 async def fetch(path: str, target: str, headers: list[tuple[bytes, bytes]]) -> bytes:
@@ -97,7 +107,7 @@ async def _pass_on(path: str, scope: Scope, receive: Receive, send: Send) -> Non
     try:
         reader, writer = await asyncio.open_unix_connection(path)
     except OSError:
-        error = unavailable("the server's first front end is not there", "front_end")
+        error = unavailable("the front end that has this is not there", "front_end")
         await error.response()(scope, receive, send)
         return
     upstream = asyncio.ensure_future(_send_request(scope, receive, writer))
@@ -108,7 +118,7 @@ async def _pass_on(path: str, scope: Scope, receive: Receive, send: Send) -> Non
             await send(event)
     except OSError:
         if not started:
-            error = unavailable("the server's first front end broke off", "front_end")
+            error = unavailable("the front end that has this broke off", "front_end")
             await error.response()(scope, receive, send)
     finally:
         upstream.cancel()

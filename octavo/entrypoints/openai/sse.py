@@ -7,7 +7,7 @@ a stream; what fails later is an error event. In OpenAI's older APIs, both end w
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+_END = b"\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -40,6 +41,11 @@ def named_event(body: Any) -> bytes:
     return b"event: " + body.__struct_config__.tag.encode() + b"\n" + event(body)
 
 
+def split_events(data: bytes) -> list[bytes]:
+    """Whole events that were sent together, each by itself: the JSON in them has no line ends."""
+    return [part + _END for part in data.split(_END)[:-1]]
+
+
 def openai_failure(error: APIError) -> bytes:
     """The event of what fails later, in OpenAI's older APIs."""
     return event(error.body)
@@ -52,6 +58,7 @@ class EventStream:
         events: whole events, one or more at a time.
         failure: the event of an error.
         done: what all ends with.
+        headers: more of the response's.
     """
 
     def __init__(
@@ -60,10 +67,12 @@ class EventStream:
         *,
         failure: Callable[[APIError], bytes] = openai_failure,
         done: bytes = DONE,
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         self._events = events
         self._failure = failure
         self._done = done
+        self._headers = [*_HEADERS, *headers]
         self._blocked_since: float | None = None
 
     def blocked_for(self) -> float:
@@ -78,13 +87,7 @@ class EventStream:
                 async for data in events:
                     if not started:
                         started = True
-                        await send(
-                            {
-                                "type": "http.response.start",
-                                "status": 200,
-                                "headers": list(_HEADERS),
-                            }
-                        )
+                        await self._begin(send)
                     self._blocked_since = time.monotonic()
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                     self._blocked_since = None
@@ -95,4 +98,10 @@ class EventStream:
             if failure.code == "internal_error":
                 logger.error("a stream failed", exc_info=error)
             last = self._failure(failure) + self._done
+        if not started:
+            await self._begin(send)
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _begin(self, send: Send) -> None:
+        headers = list(self._headers)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -16,6 +16,7 @@ from octavo.entrypoints.openai.chat_output import OutputFormats, output_formats
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.keys import KeyRing, configured_keys
+from octavo.entrypoints.openai.streams import StreamStore
 from octavo.entrypoints.openai.tokens import TokenTable
 from octavo.entrypoints.responses.store import ResponseStore
 from octavo.errors import shown
@@ -136,6 +137,7 @@ class Server:
         num_passed_on: requests that another front end answers, through this one.
         http_requests: (route, method, status) → count, for /metrics.
         responses: of /v1/responses, those that are kept.
+        streams: those that outlive their connections.
         batches: files and batches; None: this server keeps none.
         batch_admission: the account of their lines: nobody is refused because of these.
         http_seconds: route → how long its requests took.
@@ -169,6 +171,7 @@ class Server:
 
             self.batches = BatchService(self, Path(self.config.batch_dir))
         self.batch_admission = Admission()
+        self.streams = StreamStore(self.config.resume_timeout)
         self._serial = itertools.count()
         for engine in self.engines.values():
             engine.metrics.on_started = self._started

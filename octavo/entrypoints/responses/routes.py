@@ -68,8 +68,7 @@ async def create_response(call: Call) -> HTTPResponse | EventStream:
     own = input_items(request.input)
     with ExitStack() as stack:
         if request.background:  # the work outlives this HTTP request, and so does its ticket
-            ticket = call.server.admission.enter(call.record, queued=True)
-            call = replace(call, ticket=stack.enter_context(ticket))
+            call = replace(call, ticket=stack.enter_context(call.ticket.hand_over()))
             if call.record.key is not None:
                 stack.enter_context(call.record.key.account.in_background())
         making = await _begin(call, request, [*earlier, *own])

@@ -28,6 +28,7 @@ from octavo.contracts.messages import (
     FinishReason,
     LogprobRows,
     PoolingRequestOutput,
+    PromptProgress,
     RequestOutput,
     SchedulerStats,
     ServiceClass,
@@ -120,10 +121,22 @@ class _Sequence:
     script: Sequence[int] | None
     fails: bool
     output: list[int] = field(default_factory=list)
+    num_computed: int = 0  # of the prompt
+    num_cached: int | None = None  # until it was told
+    told: PromptProgress | None = None
 
     @property
     def num_tokens(self) -> int:
         return len(self.request.prompt_token_ids) + len(self.output)
+
+    def progress(self, num_ahead: int | None) -> list[EngineOutput]:
+        """An output that tells how far it is, if that was asked for and is new."""
+        params = self.request.sampling_params
+        now = PromptProgress(num_ahead, self.num_computed)
+        if params is None or not params.report_progress or now == self.told:
+            return []
+        self.told = now
+        return [EngineOutput(request_id=self.request.request_id, progress=now)]
 
 
 class FakeEngine:
@@ -132,6 +145,7 @@ class FakeEngine:
     Args:
         step_seconds: pause between steps.
         max_num_seqs: most sequences that run at once; the others wait.
+        prefill_chunk: tokens of a prompt per step; None: all.
         default_params: as if from a generation config.
 
     Attributes:
@@ -146,6 +160,7 @@ class FakeEngine:
         max_num_seqs: int = 512,
         max_model_len: int = 4096,
         num_blocks: int = 100_000,
+        prefill_chunk: int | None = None,
         tokenizer: FakeTokenizer | None = None,
         default_params: SamplingParams | None = None,
         **options: Any,
@@ -179,6 +194,7 @@ class FakeEngine:
         self.gate = asyncio.Event()
         self.gate.set()
         self.step_seconds = step_seconds
+        self._prefill_chunk = prefill_chunk
         self.rendered: list[Any] = []
         self.shutdowns = 0
         self.looks = 0
@@ -409,14 +425,14 @@ class FakeEngine:
     def _step(self) -> None:
         if self._paused == "keep":
             return
-        outputs, cached = [], {}
+        outputs: list[EngineOutput] = []
         most = self.config.scheduler.max_num_seqs if self._paused is None else 0
         while self._waiting and len(self._running) < most:
             engine_id, sequence = next(iter(self._waiting.items()))
             del self._waiting[engine_id]
             self._running[engine_id] = sequence
             prompt = tuple(sequence.request.prompt_token_ids)
-            cached[engine_id] = (
+            sequence.num_cached = (
                 BLOCK_SIZE * ((len(prompt) - 1) // BLOCK_SIZE)
                 if prompt in self._seen_prompts
                 else 0
@@ -424,10 +440,17 @@ class FakeEngine:
             if len(self._seen_prompts) < 64:
                 self._seen_prompts.add(prompt)
             self._totals["prompt_tokens"] += len(prompt)
+        for position, sequence in enumerate(self._waiting.values()):
+            outputs += sequence.progress(position)
         for engine_id, sequence in list(self._running.items()):
+            num_prompt = len(sequence.request.prompt_token_ids)
+            sequence.num_computed += self._prefill_chunk or num_prompt
+            if sequence.num_computed < num_prompt:
+                outputs += sequence.progress(None)
+                continue
             output = _next(sequence)
-            if engine_id in cached:
-                output.num_cached_tokens = cached[engine_id]
+            if sequence.num_cached is not None:
+                output.num_cached_tokens, sequence.num_cached = sequence.num_cached, None
                 output.queue_time = time.monotonic() - sequence.request.arrival_time
             self._totals["generation_tokens"] += len(output.new_token_ids)
             outputs.append(output)

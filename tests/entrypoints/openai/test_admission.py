@@ -54,6 +54,26 @@ def test_limits_of_requests() -> None:
         ticket.admit({f"{i}_a": 1 for i in range(99)})  # alone in the queue
 
 
+def test_a_ticket_that_is_handed_over() -> None:
+    admission = Admission(max_num_queued_reqs=1, max_body_bytes=10)
+    with admission.enter(RECORD) as first:
+        first.add_body(4)
+        ticket = first.hand_over()
+        assert admission.num_reqs == 1
+    assert (admission.num_reqs, admission.num_body_bytes) == (1, 0)
+    with ticket:
+        ticket.admit({"a": 7})
+        admission.started("a")
+        assert (admission.num_reqs, admission.num_tokens) == (0, 0)
+    with admission.enter(RECORD) as first:
+        first.admit({"b": 7})
+        ticket = first.hand_over()
+    assert (admission.num_reqs, admission.num_tokens) == (1, 7)
+    with ticket:
+        pass
+    assert (admission.num_reqs, admission.num_tokens) == (0, 0)
+
+
 def test_draining() -> None:
     admission = Admission()
     admission.draining = True

@@ -26,6 +26,8 @@ def test_every_field_is_documented() -> None:
         {"shutdown_timeout": -1.0},
         {"body_timeout": math.nan},
         {"stall_timeout": -0.1},
+        {"resume_timeout": -1.0},
+        {"resume_timeout": math.inf},
         {"api_key": ["a", ""]},
         {"served_model_name": [""]},
         {"log_level": "loud"},

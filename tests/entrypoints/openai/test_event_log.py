@@ -42,6 +42,20 @@ async def test_the_oldest_events_are_forgotten() -> None:
     assert caught.value.status == 410
 
 
+async def test_shrinking() -> None:
+    log = EventLog(100)
+    for i in range(8):
+        log.append(b"%03d" % i)
+    log.shrink(12)
+    assert (log.num_events, log.num_bytes) == (8, 12)
+    log.append(b"008")
+    log.close()
+    assert await read(log, 4) == b"004005006007008"
+    log.shrink(0)
+    assert (log.num_events, log.num_bytes) == (9, 0)
+    assert await read(log, 9) == b""
+
+
 async def test_a_reader_that_falls_behind_is_told() -> None:
     log = EventLog(10)
     log.append(b"a")

@@ -88,6 +88,21 @@ async def test_they_are_one_server(server: Live) -> None:
     assert tokens == 40 * 8  # the core's own count, not twice
 
 
+async def test_a_resumable_stream_is_found_by_all_of_them(server: Live) -> None:
+    """Streams of both (1 in 2^15 that not), each read again over connections to both."""
+    body = {**BODY, "stream": True, "resumable": True}
+    whole = [await server.request("POST", "/v1/completions", body, {}) for _ in range(16)]
+    ids = [reply.headers["x-stream-id"] for reply in whole]
+    assert {stream_id.split("_")[1] for stream_id in ids} == {"0", "1"}
+    paths = [f"/v1/streams/{stream_id}" for stream_id in ids]
+    asked = (server.request("GET", path, None, {}) for path in paths for _ in range(4))
+    again = await asyncio.gather(*asked)
+    assert [reply.body for reply in again] == [reply.body for reply in whole for _ in range(4)]
+    for path in paths:
+        assert (await server.request("DELETE", path, None, {})).status == 200
+        assert (await server.request("GET", path, None, {})).status == 404
+
+
 def _http_count(server: Live) -> float:
     return count(server, "http_requests_total", route="/v1/completions", status="200")
 

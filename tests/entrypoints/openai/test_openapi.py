@@ -18,6 +18,7 @@ from octavo.entrypoints.openai.protocol import COMPLETION_UNSUPPORTED, ChatCompl
 from octavo.entrypoints.openai.state import serve_engines
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import Reply, Running, serving
+from tests.entrypoints.openai.sse_client import streaming
 
 ALL = (*ROUTES, *admin.ROUTES)
 DOCUMENT = json.loads(json.dumps(openapi_document((*ALL, *documentation_routes(ALL)))))
@@ -120,6 +121,11 @@ async def _exercise(s: Running) -> None:
         ("/v1/completions", b"{"),
         ("/v1/chat/completions", {**chat, "logprobs": True, "top_logprobs": 3}),
         ("/v1/chat/completions", {**chat, "stream": True, "return_token_ids": True}),
+        (
+            "/v1/chat/completions",
+            {**chat, "stream": True, "stream_options": {"include_progress": True}},
+        ),
+        ("/v1/chat/completions", {**chat, "resumable": True}),
         ("/v1/chat/completions", {**chat, "tools": [tool], "prompt_logprobs": 1}),
         ("/v1/chat/completions", {"messages": []}),
         ("/tokenize", {"prompt": "abc", "return_token_strs": True}),
@@ -161,13 +167,35 @@ async def _exercise(s: Running) -> None:
 
 
 async def test_answers_are_as_described() -> None:
-    async with serving(server_dev_mode=True) as s:
+    async with serving(FakeEngine(prefill_chunk=8), server_dev_mode=True) as s:
         await _exercise(s)
     async with serving(max_request_bytes=10) as s:
         check_reply("POST", "/tokenize", await s.post("/tokenize", {"prompt": "x" * 10}))
     async with serving(api_key=["k"]) as s:
         check_reply("GET", "/version", await s.get("/version"))
         check_reply("GET", "/health", await s.get("/health"))
+
+
+async def test_resumable_streams_are_as_described() -> None:
+    async with serving() as s:
+        body = {"prompt": "SAY:a", "stream": True, "resumable": True}
+        async with streaming(s, "/v1/completions", body) as stream:
+            events = await stream.rest()
+        path = f"/v1/streams/{stream.id}"
+        described = operation("GET", path)
+        assert {(p["name"], p["in"]) for p in described["parameters"]} == {
+            ("stream_id", "path"),
+            ("starting_after", "query"),
+            ("Last-Event-ID", "header"),
+        }
+        content = described["responses"]["200"]["content"]
+        assert list(content) == ["text/event-stream"]
+        for event in events[:-1]:
+            check(content["text/event-stream"]["schema"], event.json)
+        check_reply("GET", path, await s.get(path + "?starting_after=99"))
+        check_reply("GET", path, await s.get("/v1/streams/nope"))
+        check_reply("DELETE", path, await s.request("DELETE", path, None, {}))
+        check_reply("DELETE", path, await s.request("DELETE", path, None, {}))
 
 
 async def test_pages() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from octavo.contracts.messages import ServiceClass
 from octavo.entrypoints.openai import protocol
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import Running, serving
@@ -157,5 +158,10 @@ async def test_priority_and_salt() -> None:
         assert reply.json["id"] == "cmpl-mine"
         request_id, options = seen[-1]
         assert request_id.startswith("cmpl-mine-")
-        assert options == {"priority": -3, "cache_salt": "a/b", "parser_of": None}
+        assert options == {
+            "priority": -3,
+            "service_class": ServiceClass.INTERACTIVE,
+            "cache_salt": "a/b",
+            "parser_of": None,
+        }
         assert (await s.completion(priority=2**40)).error["param"] == "priority"

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from octavo.entrypoints.openai.front_ends import listen_privately
-from octavo.entrypoints.openai.siblings import PassOn, fetch, is_owned
+from octavo.entrypoints.openai.siblings import PassOn, fetch, owner_of
 from octavo.entrypoints.openai.state import Server
 from tests.entrypoints.openai.harness import (
     Reply,
@@ -100,7 +100,7 @@ async def passing_on(
     echo = Echo()
     async with (
         _listening(echo, uds=path),
-        _listening(PassOn(_here, path, own), host="127.0.0.1", port=0) as http,
+        _listening(PassOn(_here, [path, "here"], 1, own), host="127.0.0.1", port=0) as http,
     ):
         yield http.servers[0].sockets[0].getsockname()[1], echo, path
 
@@ -120,12 +120,38 @@ async def ask(port: int, data: bytes) -> Reply:
         await close(writer)
 
 
-def test_what_is_owned() -> None:
-    assert is_owned("/metrics")
-    assert is_owned("/v1/files")
-    assert is_owned("/v1/files/file-1/content")
-    assert not is_owned("/v1/filesystem")
-    assert not is_owned("/v1/chat/completions")
+@pytest.mark.parametrize(
+    ("path", "owner"),
+    [
+        ("/metrics", 0),
+        ("/v1/files", 0),
+        ("/v1/files/file-1/content", 0),
+        ("/v1/filesystem", None),
+        ("/v1/chat/completions", None),
+        (f"/v1/streams/stream_0_{'0f' * 16}", 0),
+        (f"/v1/streams/stream_12_{'0f' * 16}", 12),
+        (f"/v1/streams/stream_12_{'0f' * 16}/more", None),
+        ("/v1/streams/stream_x_0", None),
+        ("/v1/streams/nothing", None),
+    ],
+)
+def test_what_is_owned(path: str, owner: int | None) -> None:
+    assert owner_of(path) == owner
+
+
+@pytest.mark.parametrize("index", [1, 7])
+async def test_a_stream_of_its_own_or_of_nobody_stays(index: int, tmp_path: Path) -> None:
+    app = PassOn(_here, ["/nowhere/0", str(tmp_path / "nobody.sock")], 1, Server({}))
+    async with _listening(app, host="127.0.0.1", port=0) as server:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        reply = await ask(port, request_bytes("GET", f"/v1/streams/stream_{index}_0f", None, {}))
+    assert reply.body == b"here"
+
+
+async def test_a_stream_of_another_front_end_is_passed_on(tmp_path: Path) -> None:
+    async with passing_on(tmp_path) as (port, _, _):
+        reply = await ask(port, request_bytes("GET", "/v1/streams/stream_0_0f?x=1", None, {}))
+    assert reply.json["target"] == "/v1/streams/stream_0_0f?x=1"
 
 
 async def test_what_is_not_owned_stays(tmp_path: Path) -> None:
@@ -203,7 +229,7 @@ async def test_a_front_end_is_not_idle_while_it_passes_on(tmp_path: Path) -> Non
 
 
 async def test_without_the_first_front_end(tmp_path: Path) -> None:
-    app = PassOn(_here, str(tmp_path / "nobody.sock"), Server({}))
+    app = PassOn(_here, [str(tmp_path / "nobody.sock"), "here"], 1, Server({}))
     async with _listening(app, host="127.0.0.1", port=0) as server:
         port = server.servers[0].sockets[0].getsockname()[1]
         reply = await ask(port, request_bytes("GET", "/v1/files", None, {}))

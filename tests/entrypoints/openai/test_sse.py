@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.entrypoints.openai.errors import bad_request
-from octavo.entrypoints.openai.sse import EventStream, event
+from octavo.entrypoints.openai.sse import EventStream, event, split_events
 
 
 async def _run(events: AsyncGenerator[bytes, None]) -> list[Any]:
@@ -33,6 +33,23 @@ async def test_events_then_done() -> None:
         b"data: [DONE]\n\n",
     ]
     assert [b["more_body"] for b in bodies] == [True, True, False]
+
+
+async def test_no_events() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        return
+        yield b""
+
+    start, body = await _run(events())
+    assert start["status"] == 200
+    assert body["body"] == b"data: [DONE]\n\n"
+
+
+def test_events_that_were_sent_together() -> None:
+    texts = ["", "a\n\nb", "\r\n\r\n", "\u2028\u0085", "data: x\n\n"]
+    events = [event({"text": text}) for text in texts]
+    assert split_events(b"".join(events)) == events
+    assert split_events(b"") == []
 
 
 async def test_an_early_error_is_not_a_stream() -> None:

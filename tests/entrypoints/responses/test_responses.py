@@ -311,6 +311,20 @@ async def test_a_background_stream_resumes_where_it_broke_off() -> None:
             await client.responses.retrieve(sync.id, stream=True)
 
 
+async def test_a_background_stream_has_one_place_in_the_queue_until_its_first_token() -> None:
+    engine = FakeEngine(step_seconds=0.001)
+    engine.gate.clear()
+    async with serving(engine, max_num_queued_reqs=1) as s, client_of(s) as client:
+        stream = await client.responses.create(**said("x" * 300, background=True), stream=True)
+        await eventually(lambda: engine.num_unfinished)
+        assert s.server.admission.num_reqs == 1
+        engine.gate.set()
+        await eventually(lambda: s.server.admission.num_reqs == 0)
+        assert s.server.in_flight
+        events: list[Any] = [event async for event in stream]
+        assert events[-1].response.output_text == "x" * 300
+
+
 async def test_cancelling() -> None:
     engine = FakeEngine(step_seconds=0.001)
     async with serving(engine) as s, client_of(s) as client:
