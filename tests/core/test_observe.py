@@ -126,7 +126,7 @@ def test_ended_requests_are_not_kept() -> None:
     assert "aborted" in by_id(core.scheduler.observe())
     core._writers.clear()  # the fake's own
     gc.collect()
-    kept = [r for r in gc.get_objects() if isinstance(r, Request)]
+    kept = [r for r in gc.get_objects() if type(r) is Request]
     assert not [r for r in kept if any(r.engine_request is e for e in core.sent.values())]
 
 

@@ -19,7 +19,7 @@ from octavo.entrypoints.llm import LLM
 from octavo.errors import RequestError
 from tests.entrypoints.openai.live import Live, live
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 CONSTANT = "\n" + 31 * " "
 SCHEMAS: dict[str, Any] = {

@@ -16,7 +16,15 @@ from octavo.errors import ConfigError
 PACKAGES = (
     *("numpy", "msgspec", "tokenizers", "safetensors", "gguf", "huggingface-hub", "jinja2"),
     *("typer", "rich", "pyzmq", "starlette", "uvicorn", "httptools", "uvloop", "llguidance"),
-    *("prometheus-client", "torch", "triton", "transformers", "openai", "nanobind"),
+    *(
+        "prometheus-client",
+        "python-multipart",
+        "torch",
+        "triton",
+        "transformers",
+        "openai",
+        "nanobind",
+    ),
 )
 """Whose versions are shown: what Octavo needs, and what its extras bring."""
 

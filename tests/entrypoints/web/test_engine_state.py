@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gzip
 import json
+import logging
 import re
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo.entrypoints.openai import gate
 from octavo.entrypoints.web.feed import REFRESH_SECONDS
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import serving
@@ -135,11 +137,18 @@ async def test_large_pools_are_sent_small() -> None:
         assert json.loads(gzip.decompress(packed.body))["view"]["blocks"]["num_blocks"] == 100_000
 
 
-async def test_looking_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+async def test_looking_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whatever an earlier test has configured.
+    monkeypatch.setattr(gate.logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(gate.logger, "propagate", False)
+    gate.logger.setLevel(logging.INFO)
+    monkeypatch.setattr(gate.logger, "disabled", False)
     async with serving() as s:
         await s.get("/v1/engine/state")
         await s.get("/v1/engine/state?block=x")
+    gate.logger.setLevel(logging.NOTSET)
     lines = [r.getMessage() for r in caplog.records if "engine/state" in r.getMessage()]
     assert len(lines) == 1
     assert " 400 " in lines[0]

@@ -13,6 +13,8 @@ from tests.entrypoints.openai.fake_engine import FakeEngine, FakeTokenizer
 from tests.entrypoints.openai.harness import Running
 from tests.entrypoints.web.lab import in_thread, page_of, screenshot
 
+pytestmark = pytest.mark.slow
+
 ANSWER = """Here is **one** way:
 
 ```python
@@ -207,14 +209,16 @@ def test_conversations(page: Any, tmp_path: Path) -> None:
     ask(page, "SAY:one")
     page.click("#new")
     ask(page, "SAY:two")
+    from playwright.sync_api import expect
+
     names = page.locator(".conversation .name")
-    assert names.all_inner_texts() == ["SAY:two", "SAY:one"]
+    expect(names).to_have_text(["SAY:two", "SAY:one"])
     names.nth(1).click()
-    assert page.locator(".bubble").inner_text() == "SAY:one"
+    expect(page.locator(".bubble")).to_have_text("SAY:one")
     page.locator(".conversation .more").nth(1).click()
     page.fill("#rename", "The first")
     page.get_by_role("button", name="Rename", exact=True).click()
-    assert names.all_inner_texts() == ["SAY:two", "The first"]
+    expect(names).to_have_text(["SAY:two", "The first"])
     with page.expect_download() as download:
         page.click("#export")
     path = tmp_path / "kept.json"
@@ -222,7 +226,7 @@ def test_conversations(page: Any, tmp_path: Path) -> None:
     page.locator(".conversation .more").nth(1).click()
     page.get_by_role("button", name="Delete", exact=True).click()
     page.get_by_role("button", name="Delete", exact=True).click()
-    assert names.all_inner_texts() == ["SAY:two"]
+    expect(names).to_have_text(["SAY:two"])
     page.set_input_files("#import-file", path)
     page.wait_for_selector(":nth-match(.conversation, 3)")
     assert "The first" in names.all_inner_texts()
