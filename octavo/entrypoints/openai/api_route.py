@@ -69,6 +69,8 @@ class APIRoute:
     def error_statuses(self) -> tuple[int, ...]:
         """Statuses of all errors that it may answer with, ascending."""
         statuses = {401, 429, 500, 503, *self.errors}
+        if self.method != "GET":
+            statuses.add(403)
         if self.request is not None:
             statuses |= {400, 408, 413, 415}
             if "model" in self.request.__struct_fields__:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from octavo.entrypoints.anthropic.errors import error_response
+from octavo.entrypoints.openai.cors import refuse_foreign_page
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.record import OTHER_ROUTE, RequestRecord
 from octavo.errors import shown
@@ -97,6 +98,7 @@ class Gate:
     ) -> None:
         key = None
         try:
+            refuse_foreign_page(scope["method"], scope["headers"], self._server.config)
             if not is_open(scope["path"]) and len(self._server.keys):
                 key = self._server.keys.find(_given_key(scope["headers"]))
                 if key is None:

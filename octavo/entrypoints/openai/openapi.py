@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _ERRORS = {
     400: "The request is wrong: `param` names the field",
     401: "No valid API key",
+    403: "A browser asks for a page of another origin",
     404: "There is no such thing",
     408: "The body did not come in time",
     409: "Not in this state",

@@ -55,6 +55,25 @@ async def test_all_pages_and_some_methods() -> None:
         assert reply.headers["access-control-allow-origin"] == "*"
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_a_foreign_page_cannot_send_what_needs_no_preflight(site: str) -> None:
+    """Another port of this machine is the same site, and another origin."""
+    async with serving(allowed_origins=["http://localhost:3000"]) as s:
+        reply = await s.completion("SAY:a")
+        assert reply.status == 200
+        body = {"model": "fake", "prompt": "SAY:a"}
+        for origin, status in ((PAGE, 403), ("null", 403), ("http://localhost:3000", 200)):
+            headers = {"sec_fetch_site": site, "origin": origin}
+            reply = await s.post("/v1/completions", body, **headers)
+            assert reply.status == status
+            assert status == 200 or reply.error["code"] == "foreign_page"
+            assert (await s.get("/v1/models", **headers)).status == 200
+        assert (await s.post("/v1/completions", body, sec_fetch_site=site)).status == 403
+        for own in ("same-origin", "none"):
+            reply = await s.post("/v1/completions", body, sec_fetch_site=own, origin=s.url)
+            assert reply.status == 200
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
