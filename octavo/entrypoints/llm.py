@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from numbers import Integral
+from contextlib import closing, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +27,20 @@ from octavo.engine.input_processor import ProcessedRequest, PromptType
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.pooling import cosine, pooling_output
 from octavo.entrypoints.interrupts import deferred_interrupt
+from octavo.entrypoints.llm_inputs import (
+    Message,
+    as_conversations,
+    as_prompts,
+    naming,
+    one_each,
+    template_variables,
+)
 from octavo.entrypoints.progress import generation_progress
 from octavo.errors import EngineDeadError, RequestError
 from octavo.sample.logits_processor import name_of
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
-
-Message = Mapping[str, Any]
-"""One turn of a conversation, as in OpenAI's chat API: {"role": …, "content": …}."""
 
 
 class LLM:
@@ -107,10 +111,10 @@ class LLM:
             EngineDeadError: the engine cannot go on.
             KeyboardInterrupt: Ctrl-C; what was running is aborted, and the engine can be used on.
         """
-        items = _as_prompts(prompts)
+        items = as_prompts(prompts)
         params = self._params_of(sampling_params, len(items))
         priorities = (
-            [0] * len(items) if priority is None else _one_each("priority", priority, len(items))
+            [0] * len(items) if priority is None else one_each("priority", priority, len(items))
         )
         return self._run(self._processed(items, params, priorities), use_tqdm)
 
@@ -139,11 +143,11 @@ class LLM:
             ChatTemplateError: the template refused the messages, or there is none.
             RequestError, EngineDeadError, KeyboardInterrupt: as `generate`.
         """
-        conversations = _as_conversations(messages)
-        variables = _template_variables(chat_template_kwargs)
+        conversations = as_conversations(messages)
+        variables = template_variables(chat_template_kwargs)
         prompts: list[PromptType] = []
         for i, conversation in enumerate(conversations):
-            with _naming("messages", i, len(conversations)):
+            with naming("messages", i, len(conversations)):
                 token_ids = self.get_tokenizer().apply_chat_template(
                     conversation,
                     add_generation_prompt=add_generation_prompt,
@@ -171,10 +175,10 @@ class LLM:
             RequestError, EngineDeadError, KeyboardInterrupt: as `generate`. Logits do not make
             scores: RequestError too with such a `logprobs_mode`.
         """
-        items = _as_prompts(prompts)
+        items = as_prompts(prompts)
         searches = []
         for i, prompt in enumerate(items):
-            with _naming("prompts", i, len(items)):
+            with naming("prompts", i, len(items)):
                 number = str(next(self._request_numbers))
                 processor = self.llm_engine.input_processor
                 searches.append(begin_beam_search(processor, number, prompt, params))
@@ -229,13 +233,13 @@ class LLM:
             RequestError, EngineDeadError, KeyboardInterrupt: as `generate`.
             RequestFailedError: one of them failed while it ran.
         """
-        items = _as_prompts(prompts)
+        items = as_prompts(prompts)
         if pooling_params is None:
             pooling_params = PoolingParams()
         if isinstance(pooling_params, PoolingParams):
             params = [pooling_params] * len(items)
         else:
-            params = _one_each("pooling_params", pooling_params, len(items))
+            params = one_each("pooling_params", pooling_params, len(items))
             for i, p in enumerate(params):
                 if not isinstance(p, PoolingParams):
                     raise RequestError(
@@ -272,7 +276,7 @@ class LLM:
         Raises:
             RequestError: the numbers of texts do not match; and as `encode`.
         """
-        queries, documents = _as_prompts(data_1), _as_prompts(data_2)
+        queries, documents = as_prompts(data_1), as_prompts(data_2)
         if len(queries) != len(documents) and len(queries) != 1:
             raise RequestError(
                 f"data_1 has {len(queries)} texts and data_2 {len(documents)}; give one in data_1, "
@@ -344,7 +348,7 @@ class LLM:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):
             return [params] * count
-        return _one_each("sampling_params", params, count)
+        return one_each("sampling_params", params, count)
 
     def _processed(
         self,
@@ -355,7 +359,7 @@ class LLM:
         """One request per prompt. Raises RequestError, which names the prompt."""
         requests = []
         for i, (prompt, p, level) in enumerate(zip(prompts, params, priorities)):
-            with _naming("prompts", i, len(prompts)):
+            with naming("prompts", i, len(prompts)):
                 requests.append(
                     self.llm_engine.input_processor.process(
                         str(next(self._request_numbers)), prompt, p, priority=level
@@ -420,87 +424,3 @@ class LLM:
             outputs = inbox.copy()
             inbox.clear()
         return outputs
-
-
-@contextmanager
-def _naming(what: str, index: int, count: int) -> Iterator[None]:
-    """Errors of one in a list name its place."""
-    try:
-        yield
-    except RequestError as error:
-        if count == 1:
-            raise
-        raise type(error)(f"{what}[{index}]: {error}", param=error.param) from None
-
-
-def _as_prompts(prompts: Any) -> list[Any]:
-    """A list of prompts, whether one or many were given. A list of ints is one prompt."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if not isinstance(prompts, (list, tuple)):
-        raise RequestError(
-            f"prompts must be a string, a dict or a list, not {type(prompts).__name__}",
-            param="prompts",
-        )
-    if prompts and all(isinstance(p, Integral) for p in prompts):
-        return [prompts]
-    return list(prompts)
-
-
-def _as_conversations(messages: Any) -> list[Sequence[Message]]:
-    """A list of conversations, whether one or many were given."""
-    if not isinstance(messages, (list, tuple)) or not messages:
-        raise RequestError(
-            "messages must be a list of messages, or a list of such lists, and not empty",
-            param="messages",
-        )
-    if all(isinstance(m, Mapping) for m in messages):
-        return [messages]
-    if all(isinstance(m, (list, tuple)) for m in messages):
-        return list(messages)
-    raise RequestError(
-        'each of messages must be a dict like {"role": "user", "content": "…"} (one conversation) '
-        "or a list of such dicts (many)",
-        param="messages",
-    )
-
-
-_TEMPLATE_ARGUMENTS = {
-    "self",
-    "messages",
-    "add_generation_prompt",
-    "continue_final_message",
-    "tools",
-    "chat_template",
-}
-
-
-def _template_variables(values: Any) -> dict[str, Any]:
-    """`chat_template_kwargs`, fit to be passed on beside the arguments of those names."""
-    if values is None:
-        return {}
-    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-        raise RequestError(
-            "chat_template_kwargs must be a dict whose keys are strings",
-            param="chat_template_kwargs",
-        )
-    taken = sorted(_TEMPLATE_ARGUMENTS & values.keys())
-    if taken:
-        raise RequestError(
-            f"chat_template_kwargs must not hold {', '.join(taken)}: an argument of chat() or a "
-            "reserved name",
-            param="chat_template_kwargs",
-        )
-    return dict(values)
-
-
-def _one_each(name: str, values: Any, count: int) -> list[Any]:
-    if not isinstance(values, (list, tuple)):
-        raise RequestError(
-            f"{name} must be one or a list of them, not {type(values).__name__}", param=name
-        )
-    if len(values) != count:
-        raise RequestError(
-            f"{name} has {len(values)} entries for {count} prompts; give one each", param=name
-        )
-    return list(values)

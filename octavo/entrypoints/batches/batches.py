@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from octavo.entrypoints.batches.answers import ENDPOINTS
 from octavo.entrypoints.batches.files import owner_of, service_of
 from octavo.entrypoints.batches.objects import Batch, BatchList, BatchListQuery, BatchRequest
-from octavo.entrypoints.batches.store import Store
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import bad_request, json_response
 from octavo.entrypoints.openai.parsing import parse_body
@@ -35,14 +34,15 @@ async def create_batch(call: Call) -> Response:
     window = window_seconds(request.completion_window)
     expires = request.output_expires_after
     batch = await service.call(
-        Store.create_batch,
-        owner_of(call),
-        endpoint=request.endpoint,
-        input_file_id=request.input_file_id,
-        completion_window=request.completion_window,
-        window_seconds=window,
-        metadata=request.metadata,
-        output_expires_after=None if expires is None else expires.seconds,
+        lambda store: store.batches.create(
+            owner_of(call),
+            endpoint=request.endpoint,
+            input_file_id=request.input_file_id,
+            completion_window=request.completion_window,
+            window_seconds=window,
+            metadata=request.metadata,
+            output_expires_after=None if expires is None else expires.seconds,
+        )
     )
     service.notify()
     return json_response(batch)
@@ -65,7 +65,7 @@ async def list_batches(call: Call) -> Response:
     """A page of the batches of this key."""
     query = call.query(BatchListQuery)
     batches, has_more = await service_of(call).call(
-        Store.batches, owner_of(call), limit=query.limit, after=query.after
+        lambda store: store.batches.page(owner_of(call), limit=query.limit, after=query.after)
     )
     return json_response(
         BatchList(
@@ -80,13 +80,15 @@ async def list_batches(call: Call) -> Response:
 async def get_batch(call: Call) -> Response:
     """How far a batch is."""
     batch_id = call.path_params["id"]
-    return json_response(await service_of(call).call(Store.batch, owner_of(call), batch_id))
+    batch = await service_of(call).call(lambda store: store.batches.get(owner_of(call), batch_id))
+    return json_response(batch)
 
 
 async def cancel_batch(call: Call) -> Response:
     """End a batch early."""
     service = service_of(call)
-    batch = await service.call(Store.cancel_batch, owner_of(call), call.path_params["id"])
+    batch_id = call.path_params["id"]
+    batch = await service.call(lambda store: store.batches.cancel(owner_of(call), batch_id))
     service.notify()
     return json_response(batch)
 

@@ -17,7 +17,7 @@ from octavo.entrypoints.batches.objects import (
     FileObject,
     FileUpload,
 )
-from octavo.entrypoints.batches.store import StorageFullError, Store
+from octavo.entrypoints.batches.stored_files import StorageFullError
 from octavo.entrypoints.batches.upload import MAX_OVERHEAD_BYTES, UploadForm, boundary_of, too_large
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import APIError, bad_request, json_response, unavailable
@@ -65,11 +65,13 @@ async def create_file(call: Call) -> Response:
         raise unavailable(f"{MAX_UPLOADS} uploads are under way", "queue_full")
     service.num_uploads += 1
     try:
-        file_id = await service.call(Store.begin_upload, owner_of(call), num_bytes)
+        file_id = await service.call(
+            lambda store: store.files.begin_upload(owner_of(call), num_bytes)
+        )
         try:
             return json_response(await _take_in(call, service, file_id, boundary))
         except BaseException as error:
-            service.call_soon(Store.remove_upload, file_id)
+            service.call_soon(lambda store: store.files.remove_upload(file_id))
             if isinstance(error, OSError):
                 raise StorageFullError(f"the file could not be stored: {error.strerror}") from None
             raise
@@ -78,7 +80,7 @@ async def create_file(call: Call) -> Response:
 
 
 async def _take_in(call: Call, service: BatchService, file_id: str, boundary: bytes) -> FileObject:
-    path = await service.call(Store.path_of, file_id)
+    path = await service.call(lambda store: store.files.path_of(file_id))
     form = UploadForm(boundary, path, call.server.config.max_batch_file_bytes)
     try:
         await _receive(call, form)
@@ -86,14 +88,12 @@ async def _take_in(call: Call, service: BatchService, file_id: str, boundary: by
         upload = _checked(form)
     finally:
         await asyncio.to_thread(form.close)
-    assert form.filename is not None
+    filename, num_bytes = form.filename, form.num_bytes
+    assert filename is not None
     seconds = upload.expires_after_seconds
+    lifetime = None if seconds is msgspec.UNSET else seconds
     return await service.call(
-        Store.finish_upload,
-        file_id,
-        form.filename,
-        form.num_bytes,
-        None if seconds is msgspec.UNSET else seconds,
+        lambda store: store.files.finish_upload(file_id, filename, num_bytes, lifetime)
     )
 
 
@@ -141,12 +141,13 @@ async def list_files(call: Call) -> Response:
     """A page of the files of this key."""
     query = call.query(FileListQuery)
     files, has_more = await service_of(call).call(
-        Store.files,
-        owner_of(call),
-        purpose=query.purpose,
-        limit=query.limit,
-        order=query.order,
-        after=query.after,
+        lambda store: store.files.page(
+            owner_of(call),
+            purpose=query.purpose,
+            limit=query.limit,
+            order=query.order,
+            after=query.after,
+        )
     )
     return json_response(
         FileList(
@@ -161,21 +162,23 @@ async def list_files(call: Call) -> Response:
 async def get_file(call: Call) -> Response:
     """What is known of a file."""
     file_id = call.path_params["id"]
-    return json_response(await service_of(call).call(Store.file, owner_of(call), file_id))
+    file = await service_of(call).call(lambda store: store.files.get(owner_of(call), file_id))
+    return json_response(file)
 
 
 async def delete_file(call: Call) -> Response:
     """Remove a file and its content."""
     file_id = call.path_params["id"]
-    await service_of(call).call(Store.delete_file, owner_of(call), file_id)
+    await service_of(call).call(lambda store: store.files.delete(owner_of(call), file_id))
     return json_response(DeletedFile(id=file_id))
 
 
 async def get_file_content(call: Call) -> Response:
     """What is in a file."""
     service = service_of(call)
-    file = await service.call(Store.file, owner_of(call), call.path_params["id"])
-    path = await service.call(Store.path_of, file.id)
+    file_id = call.path_params["id"]
+    file = await service.call(lambda store: store.files.get(owner_of(call), file_id))
+    path = await service.call(lambda store: store.files.path_of(file.id))
     try:
         content = await asyncio.to_thread(path.open, "rb", 0)
     except FileNotFoundError:  # it was deleted just now

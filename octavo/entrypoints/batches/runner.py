@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from octavo.entrypoints.batches.jobs import Job
 from octavo.entrypoints.batches.line_runner import LineRunner
 from octavo.entrypoints.batches.lines import (
     Line,
@@ -29,7 +30,7 @@ from octavo.entrypoints.batches.lines import (
     response_line,
 )
 from octavo.entrypoints.batches.objects import BatchError, BatchErrors
-from octavo.entrypoints.batches.store import Job, StorageFullError, Store
+from octavo.entrypoints.batches.stored_files import StorageFullError
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
@@ -117,49 +118,50 @@ class BatchRun:
 
     async def run(self) -> None:
         """Bring the batch to its end. Cancelled, it leaves it to whoever takes it up again."""
-        call, job = self._service.call, self._job
+        job = self._job
         try:
             await self._run()
+            return
         except InvalidInputError as error:
-            await call(Store.end_batch, job.id, "failed", BatchErrors(data=error.errors))
+            reasons = error.errors
         except LineError as error:  # valid when it began: --max-request-bytes was larger then
-            await call(Store.end_batch, job.id, "failed", BatchErrors(data=[error.error]))
+            reasons = [error.error]
         except StorageFullError as error:
-            reason = BatchError("storage_full", error.message)
-            await call(Store.end_batch, job.id, "failed", BatchErrors(data=[reason]))
+            reasons = [BatchError("storage_full", error.message)]
         except Exception:
             logger.exception("%s failed", job.id)
             message = "the server failed on this batch; its log says more"
-            reason = BatchError("internal_error", message)
-            await call(Store.end_batch, job.id, "failed", BatchErrors(data=[reason]))
+            reasons = [BatchError("internal_error", message)]
+        errors = BatchErrors(data=reasons)
+        await self._service.call(lambda store: store.jobs.end(job.id, "failed", errors))
 
     async def _run(self) -> None:
         call, job = self._service.call, self._job
-        path = await call(Store.path_of, job.input_file_id)
+        path = await call(lambda store: store.files.path_of(job.input_file_id))
         job = await self._refresh()
         if job.status == "validating" and not self._stop.is_set():
             total = await asyncio.to_thread(
                 validate, path, job.endpoint, self._service.max_line_bytes
             )
-            await call(Store.start_batch, job.id, total)
+            await call(lambda store: store.jobs.start(job.id, total))
             job = await self._refresh()
         if job.status == "in_progress" and not self._stop.is_set():
             await self._run_lines(path)
             job = await self._refresh()
         if job.status == "in_progress" and not job.num_left:
-            await call(Store.finalize_batch, job.id)
+            await call(lambda store: store.jobs.finalize(job.id))
             job = await self._refresh()
         if job.status == "finalizing":
-            await call(Store.end_batch, job.id, "completed")
+            await call(lambda store: store.jobs.end(job.id, "completed"))
             return
         is_cancelled = job.status == "cancelling"
         if job.total:
             await self._give_up(path, "batch_cancelled" if is_cancelled else "batch_expired")
-        await call(Store.end_batch, job.id, "cancelled" if is_cancelled else "expired")
+        await call(lambda store: store.jobs.end(job.id, "cancelled" if is_cancelled else "expired"))
 
     async def _refresh(self) -> Job:
         """The row as it is now, and whether it says to stop."""
-        job = self._job = await self._service.call(Store.job, self._job.id)
+        job = self._job = await self._service.call(lambda store: store.jobs.get(self._job.id))
         now = await self._service.call(lambda store: store.now)
         if self.is_to_end(job, now):
             self.stop()
@@ -167,7 +169,7 @@ class BatchRun:
 
     async def _run_lines(self, path: Path) -> None:
         """Run the lines that have no result, until all have one or `stop`."""
-        done = await self._service.call(Store.done_lines, self._job.id)
+        done = await self._service.call(lambda store: store.jobs.done_lines(self._job.id))
         self.num_left = self._job.num_left
         runner = LineRunner(self._answer, self._store_results, self._service.slots)
         with path.open("rb") as file:
@@ -191,7 +193,7 @@ class BatchRun:
         return response_line(line.number, request.custom_id, *answer)
 
     async def _store_results(self, results: Sequence[LineResult]) -> None:
-        await self._service.call(Store.add_results, self._job.id, results)
+        await self._service.call(lambda store: store.jobs.add_results(self._job.id, results))
         self.num_left -= len(results)
         failed = sum(result.is_error for result in results)
         self._service.num_finished["failed"] += failed
@@ -199,7 +201,7 @@ class BatchRun:
 
     async def _give_up(self, path: Path, code: str) -> None:
         """An error for every line without a result."""
-        done = await self._service.call(Store.done_lines, self._job.id)
+        done = await self._service.call(lambda store: store.jobs.done_lines(self._job.id))
         endpoint, max_bytes = self._job.endpoint, self._service.max_line_bytes
         with path.open("rb") as file:
             lines = read_lines(file, max_bytes, without=done)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from octavo.entrypoints.batches.answers import LineAnswers
 from octavo.entrypoints.batches.line_runner import LineSlots
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_ACTIVE = 16
@@ -70,25 +69,18 @@ class BatchService:
         self._news = asyncio.Event()
         self._active: dict[str, BatchRun] = {}
 
-    async def call(
-        self, method: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Call a method of the store, in its thread. Raises what that raises."""
-        work = partial(self._call, method, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def call(self, work: Callable[[Store], T]) -> T:
+        """Do something with the store, in its thread. Raises what that raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, work)
 
-    def call_soon(
-        self, method: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> None:
+    def call_soon(self, work: Callable[[Store], object]) -> None:
         """The same, without waiting for it."""
-        self._thread.submit(partial(self._call, method, *args, **kwargs))
+        self._thread.submit(self._call, work)
 
-    def _call(
-        self, method: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    def _call(self, work: Callable[[Store], T]) -> T:
         if self._store is None:
             self._store = Store(self._folder, max_bytes=self._max_bytes, clock=self._clock)
-        return method(self._store, *args, **kwargs)
+        return work(self._store)
 
     def notify(self) -> None:
         """A batch is new, or is to end."""
@@ -119,7 +111,7 @@ class BatchService:
                         await self._look(tasks)
                         if time.monotonic() > swept + SWEEP_SECONDS:
                             swept = time.monotonic()
-                            await self.call(Store.sweep)
+                            await self.call(lambda store: store.files.sweep())
                 except Exception:
                     logger.exception("the store of batches cannot be used now")
                     pause = RETRY_SECONDS
@@ -132,7 +124,7 @@ class BatchService:
 
     async def _look(self, tasks: dict[str, asyncio.Task[None]]) -> None:
         """Begin batches, and end those whose time has come."""
-        for job in await self.call(Store.unfinished, MAX_ACTIVE):
+        for job in await self.call(lambda store: store.jobs.unfinished(MAX_ACTIVE)):
             run = self._active.get(job.id)
             if run is None and len(self._active) < MAX_ACTIVE:
                 run = self._active[job.id] = BatchRun(self, job)

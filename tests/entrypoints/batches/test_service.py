@@ -202,7 +202,7 @@ async def test_a_key_that_is_taken_back_runs_no_more_lines(tmp_path: Path) -> No
         s.server.keys.reload()
         engine.gate.set()
         await eventually(lambda: batches.num_active == 0)
-        stored = await batches.call(Store.batch, "a", batch.id)
+        stored = await batches.call(lambda store: store.batches.get("a", batch.id))
         assert stored.status == "completed"
         assert (stored.request_counts.completed, stored.request_counts.failed) == (1, 3)
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from octavo.entrypoints.batches import store as store_module
+from octavo.entrypoints.batches import stored_batches, stored_files
 from octavo.entrypoints.batches.lines import LineResult
 from octavo.entrypoints.batches.objects import Batch
-from octavo.entrypoints.batches.store import StorageFullError, Store
+from octavo.entrypoints.batches.store import Store
+from octavo.entrypoints.batches.stored_files import StorageFullError
 from octavo.entrypoints.openai.errors import APIError
 from octavo.errors import ConfigError
 
@@ -36,14 +37,14 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
 
 
 def upload(store: Store, owner: str = "me", data: bytes = b"{}\n", **options: Any) -> str:
-    file_id = store.begin_upload(owner, len(data))
-    store.path_of(file_id).write_bytes(data)
-    store.finish_upload(file_id, "name", len(data), options.get("expires_after"))
+    file_id = store.files.begin_upload(owner, len(data))
+    store.files.path_of(file_id).write_bytes(data)
+    store.files.finish_upload(file_id, "name", len(data), options.get("expires_after"))
     return file_id
 
 
 def batch(store: Store, owner: str = "me", total: int = 3, **options: Any) -> Batch:
-    made = store.create_batch(
+    made = store.batches.create(
         owner,
         **{
             "endpoint": "/v1/completions",
@@ -56,8 +57,8 @@ def batch(store: Store, owner: str = "me", total: int = 3, **options: Any) -> Ba
         },
     )
     if total:
-        store.start_batch(made.id, total)
-    return store.batch(owner, made.id)
+        store.jobs.start(made.id, total)
+    return store.batches.get(owner, made.id)
 
 
 def result(number: int, data: bytes = b"ok\n", *, is_error: bool = False) -> LineResult:
@@ -65,56 +66,56 @@ def result(number: int, data: bytes = b"ok\n", *, is_error: bool = False) -> Lin
 
 
 def test_an_upload_is_seen_when_it_is_finished(store: Store) -> None:
-    file_id = store.begin_upload("me", 10)
+    file_id = store.files.begin_upload("me", 10)
     with pytest.raises(APIError):
-        store.file("me", file_id)
-    assert store.files("me", purpose=None, limit=9, order="desc", after=None) == ([], False)
-    store.remove_upload(file_id)
-    store.remove_upload(file_id)
+        store.files.get("me", file_id)
+    assert store.files.page("me", purpose=None, limit=9, order="desc", after=None) == ([], False)
+    store.files.remove_upload(file_id)
+    store.files.remove_upload(file_id)
 
 
 def test_a_line_is_stored_once(store: Store) -> None:
     made = batch(store)
-    store.add_results(made.id, [result(1), result(2, b"bad\n", is_error=True)])
+    store.jobs.add_results(made.id, [result(1), result(2, b"bad\n", is_error=True)])
     with pytest.raises(sqlite3.IntegrityError):
-        store.add_results(made.id, [result(3), result(1)])
-    assert store.done_lines(made.id) == {1, 2}
-    store.add_results(made.id, [result(3, b"last\n")])
-    assert store.finalize_batch(made.id)
-    store.end_batch(made.id, "completed")
-    over = store.batch("me", made.id)
+        store.jobs.add_results(made.id, [result(3), result(1)])
+    assert store.jobs.done_lines(made.id) == {1, 2}
+    store.jobs.add_results(made.id, [result(3, b"last\n")])
+    assert store.jobs.finalize(made.id)
+    store.jobs.end(made.id, "completed")
+    over = store.batches.get("me", made.id)
     assert over.output_file_id
     assert over.error_file_id
-    assert store.path_of(over.output_file_id).read_bytes() == b"ok\nlast\n"
-    assert store.path_of(over.error_file_id).read_bytes() == b"bad\n"
-    assert store.file("me", over.output_file_id).bytes == 8
+    assert store.files.path_of(over.output_file_id).read_bytes() == b"ok\nlast\n"
+    assert store.files.path_of(over.error_file_id).read_bytes() == b"bad\n"
+    assert store.files.get("me", over.output_file_id).bytes == 8
     assert (over.request_counts.completed, over.request_counts.failed) == (2, 1)
-    assert store.done_lines(made.id) == set()
+    assert store.jobs.done_lines(made.id) == set()
 
 
 def test_what_was_not_committed_is_overwritten(store: Store, tmp_path: Path) -> None:
     made = batch(store)
-    store.add_results(made.id, [result(1)])
+    store.jobs.add_results(made.id, [result(1)])
     (output,) = (p for p in (tmp_path / "contents").iterdir() if p.read_bytes() == b"ok\n")
     with output.open("ab") as file:
         file.write(b"torn and very long indeed")
     store.close()
     again = Store(tmp_path, max_bytes=1000)
-    again.add_results(made.id, [result(2)])
+    again.jobs.add_results(made.id, [result(2)])
     assert output.read_bytes() == b"ok\nok\n"
     again.close()
 
 
 def test_the_quota_counts_results_and_uploads(store: Store) -> None:
     made = batch(store)
-    store.begin_upload("other", 500)
-    store.add_results(made.id, [result(1, b"x" * 400)])
+    store.files.begin_upload("other", 500)
+    store.jobs.add_results(made.id, [result(1, b"x" * 400)])
     with pytest.raises(StorageFullError, match="903 bytes are stored"):
-        store.add_results(made.id, [result(2, b"x" * 98)])
-    assert store.done_lines(made.id) == {1}
-    store.add_results(made.id, [result(2, b"x" * 97)])
+        store.jobs.add_results(made.id, [result(2, b"x" * 98)])
+    assert store.jobs.done_lines(made.id) == {1}
+    store.jobs.add_results(made.id, [result(2, b"x" * 97)])
     with pytest.raises(StorageFullError):
-        store.begin_upload("me", 1)
+        store.files.begin_upload("me", 1)
 
 
 def test_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,68 +126,68 @@ def test_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(StorageFullError, match="No space left"):
-        store.add_results(made.id, [result(1)])
+        store.jobs.add_results(made.id, [result(1)])
     monkeypatch.undo()
-    store.add_results(made.id, [result(1)])
-    assert store.done_lines(made.id) == {1}
+    store.jobs.add_results(made.id, [result(1)])
+    assert store.jobs.done_lines(made.id) == {1}
 
 
 def test_ends(store: Store) -> None:
     validating = batch(store, total=0)
     assert validating.status == "validating"
-    assert store.cancel_batch("me", validating.id).status == "cancelling"
-    store.start_batch(validating.id, 5)  # too late
-    assert store.cancel_batch("me", validating.id).status == "cancelling"
-    assert not store.finalize_batch(validating.id)
-    store.end_batch(validating.id, "cancelled")
+    assert store.batches.cancel("me", validating.id).status == "cancelling"
+    store.jobs.start(validating.id, 5)  # too late
+    assert store.batches.cancel("me", validating.id).status == "cancelling"
+    assert not store.jobs.finalize(validating.id)
+    store.jobs.end(validating.id, "cancelled")
     with pytest.raises(APIError, match="is cancelled") as caught:
-        store.cancel_batch("me", validating.id)
+        store.batches.cancel("me", validating.id)
     assert caught.value.status == 409
     finalizing = batch(store)
-    assert store.finalize_batch(finalizing.id)
+    assert store.jobs.finalize(finalizing.id)
     with pytest.raises(APIError, match="is finalizing"):
-        store.cancel_batch("me", finalizing.id)
+        store.batches.cancel("me", finalizing.id)
 
 
 def test_inputs_in_use_are_not_deleted(store: Store, clock: Clock) -> None:
     file_id = upload(store, expires_after=3600)
     made = batch(store, input_file_id=file_id)
     with pytest.raises(APIError, match=f"{made.id}, which is in_progress") as caught:
-        store.delete_file("me", file_id)
+        store.files.delete("me", file_id)
     assert caught.value.status == 409
     clock.now += 4000
-    store.sweep()
-    assert store.path_of(file_id).exists()
-    store.end_batch(made.id, "expired")
-    store.sweep()
-    assert not store.path_of(file_id).exists()
+    store.files.sweep()
+    assert store.files.path_of(file_id).exists()
+    store.jobs.end(made.id, "expired")
+    store.files.sweep()
+    assert not store.files.path_of(file_id).exists()
 
 
 def test_what_expires_is_gone_at_once_and_swept_later(store: Store, clock: Clock) -> None:
     made = batch(store, output_expires_after=7200)
-    store.add_results(made.id, [result(1)])
-    store.end_batch(made.id, "completed")
-    output = store.batch("me", made.id).output_file_id
+    store.jobs.add_results(made.id, [result(1)])
+    store.jobs.end(made.id, "completed")
+    output = store.batches.get("me", made.id).output_file_id
     assert output is not None
     clock.now += 7200
     with pytest.raises(APIError):
-        store.file("me", output)
-    assert store.path_of(output).exists()
-    store.sweep()
-    assert not store.path_of(output).exists()
+        store.files.get("me", output)
+    assert store.files.path_of(output).exists()
+    store.files.sweep()
+    assert not store.files.path_of(output).exists()
 
 
 def test_crashes_leave_nothing_for_ever(store: Store, clock: Clock, tmp_path: Path) -> None:
-    cut_off = store.begin_upload("me", 10)
-    store.path_of(cut_off).write_bytes(b"half")
+    cut_off = store.files.begin_upload("me", 10)
+    store.files.path_of(cut_off).write_bytes(b"half")
     orphan = tmp_path / "contents" / "file-of-a-row-that-is-gone"
     orphan.write_bytes(b"x")
     running = batch(store)
-    store.add_results(running.id, [result(1)])
+    store.jobs.add_results(running.id, [result(1)])
     kept = {p.name for p in (tmp_path / "contents").iterdir()} - {cut_off, orphan.name}
     for path in (tmp_path / "contents").iterdir():
         os.utime(path, (1, 1))
-    clock.now += store_module.MAX_UPLOAD_SECONDS + 1
+    clock.now += stored_files.MAX_UPLOAD_SECONDS + 1
     assert store.take_lock()
     assert {p.name for p in (tmp_path / "contents").iterdir()} == kept
 
@@ -197,7 +198,7 @@ def test_one_process_runs_the_batches(store: Store, tmp_path: Path) -> None:
     assert store.take_lock()
     assert not other.take_lock()
     made = batch(other)  # which may all the same be used
-    assert [job.id for job in store.unfinished(9)] == [made.id]
+    assert [job.id for job in store.jobs.unfinished(9)] == [made.id]
     store.close()
     assert other.take_lock()
     other.close()
@@ -207,27 +208,28 @@ def test_turns(store: Store, clock: Clock) -> None:
     first = [batch(store, "a").id for _ in range(3)]
     second = batch(store, "b").id
     third = [batch(store, "c").id for _ in range(2)]
-    assert [j.id for j in store.unfinished(9)] == [
+    assert [j.id for j in store.jobs.unfinished(9)] == [
         *(first[0], second, third[0], first[1], third[1], first[2])
     ]
-    store.cancel_batch("a", first[2])
-    assert [j.id for j in store.unfinished(2)] == [first[2], first[0]]
+    store.batches.cancel("a", first[2])
+    assert [j.id for j in store.jobs.unfinished(2)] == [first[2], first[0]]
     clock.now += 3600
     late = batch(store, "d").id
-    assert [j.id for j in store.unfinished(9)][-1] == late
+    assert [j.id for j in store.jobs.unfinished(9)][-1] == late
 
 
 def test_counts_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("MAX_FILES", 3), ("MAX_BATCHES", 4), ("MAX_UNFINISHED", 2)):
-        monkeypatch.setattr(store_module, name, value)
+    monkeypatch.setattr(stored_files, "MAX_FILES", 3)
+    monkeypatch.setattr(stored_batches, "MAX_BATCHES", 4)
+    monkeypatch.setattr(stored_batches, "MAX_UNFINISHED", 2)
     file_id = upload(store)
     made = [batch(store, input_file_id=file_id).id for _ in range(2)]
     with pytest.raises(APIError, match="2 batches have not ended"):
         batch(store, input_file_id=file_id)
     for _ in range(6):
-        store.end_batch(made[-1], "failed")
+        store.jobs.end(made[-1], "failed")
         made.append(batch(store, input_file_id=file_id).id)
-    kept, _ = store.batches("me", limit=99, after=None)
+    kept, _ = store.batches.page("me", limit=99, after=None)
     assert [b.id for b in kept] == [*made[-1:-5:-1], made[0]]  # which has not ended
     upload(store)
     upload(store)
