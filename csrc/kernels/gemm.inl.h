@@ -8,13 +8,13 @@
 // A policy G has
 //     G(x, weight)            the rows of a Buffer, and a LinearWeight; depth(): its padded K
 //     kMaxRows                rows of a tile
+//     kMaxLoneRows            rows of a tile that is the only one; not less
 //     kMaxUnblockedK, kBlockK a longer K is walked in blocks of kBlockK where there are many rows
 //     row_bytes()             of a row of x
 //     panel_at(panel, k)      address of a panel's part from k on
-//     tile<MR, kPrefetch>(row, panel, k0, k1, c, ldc, next)
+//     tile<MR, kFetch>(row, panel, k0, k1, c, ldc, next)
 //                             c[MR][32] = (k0 > 0 ? c : start) + rows · panel over [k0, k1);
-//                             float32 once k1 is all of K. Fetches every second line from `next`
-//                             on.
+//                             float32 once k1 is all of K. Fetches from `next` on (Fetch)
 #pragma once
 
 #include "kernels/split.inl.h"
@@ -24,6 +24,16 @@ namespace {
 
 constexpr int kMaxRowBlock = 264;  // rows of one pass when K is blocked
 constexpr int kLine = 64;
+
+// What a tile fetches into the L2 cache for each of its own lines: nothing; every second line of
+// what another tile is about to multiply; every line of what it will itself come to.
+enum class Fetch { kNone, kNext, kAhead };
+
+// A lone tile of so many rows reads fast enough by itself. Larger ones fetch 6 KB ahead: 0.84 (at
+// 58 GB/s) to 0.96 (at 34 GB/s) of the time at 8 rows of bfloat16; 4 and 8 KB, whose lines fall
+// into the same cache sets, won little or lost (docs/performance.md).
+constexpr int kUnfetchedRows = 4;
+constexpr int kFetchAhead = 6 << 10;
 
 // A thread's part of an output: rows and panels.
 struct GemmRange {
@@ -53,13 +63,15 @@ OCTAVO_INLINE int gemm_row_block(int rows, int row_bytes, bool blocked) {
   return rounded < block ? rounded : block;
 }
 
-template <class G, bool kPrefetch>
+template <class G, Fetch kFetch>
 OCTAVO_NOINLINE void gemm_rows(const G& g, int mr, int row, int panel, int k0, int k1, float* c,
                                std::int64_t ldc, const char* next) {
-#define OCTAVO_ROWS(n)                                                 \
-  case n:                                                              \
-    if constexpr (n <= G::kMaxRows)                                    \
-      g.template tile<n, kPrefetch>(row, panel, k0, k1, c, ldc, next); \
+  constexpr int kLeast = kFetch == Fetch::kAhead ? kUnfetchedRows + 1 : 1;
+  constexpr int kMost = kFetch == Fetch::kNext ? G::kMaxRows : G::kMaxLoneRows;
+#define OCTAVO_ROWS(n)                                              \
+  case n:                                                           \
+    if constexpr (n >= kLeast && n <= kMost)                        \
+      g.template tile<n, kFetch>(row, panel, k0, k1, c, ldc, next); \
     return;
   switch (mr) {
     OCTAVO_ROWS(1)
@@ -81,9 +93,10 @@ OCTAVO_INLINE void gemm(const G& g, const GemmRange& r, int group, float* tile,
                         Epilogue&& epilogue) {
   const int rows = r.row_end - r.row_begin, depth = g.depth();
   if (rows <= 0 || r.panel_begin >= r.panel_end) return;
-  const bool blocked = rows > G::kMaxRows && depth > G::kMaxUnblockedK;
+  const bool lone = rows <= G::kMaxLoneRows;
+  const bool blocked = !lone && depth > G::kMaxUnblockedK;
   const int block_k = blocked ? G::kBlockK : depth;
-  const int row_block = gemm_row_block<G>(rows, g.row_bytes(), blocked);
+  const int row_block = lone ? rows : gemm_row_block<G>(rows, g.row_bytes(), blocked);
   const std::int64_t ldc = static_cast<std::int64_t>(group) * kPanel;
 
   for (int m0 = r.row_begin; m0 < r.row_end; m0 += row_block) {
@@ -95,18 +108,22 @@ OCTAVO_INLINE void gemm(const G& g, const GemmRange& r, int group, float* tile,
         for (int m = m0, pass = 0; m < m1; ++pass) {
           // The last two tiles share their rows: a tile of one row or two waits for its own chains.
           const int left = m1 - m;
-          const int mr = left >= 2 * G::kMaxRows ? G::kMaxRows
-                         : left > G::kMaxRows    ? (left + 1) / 2
-                                                 : left;
+          const int mr = lone                      ? rows
+                         : left >= 2 * G::kMaxRows ? G::kMaxRows
+                         : left > G::kMaxRows      ? (left + 1) / 2
+                                                   : left;
           float* c = tile + (blocked ? (m - m0) * ldc : 0);
           for (int p = p0; p < p0 + panels; ++p) {
             float* out = c + (p - p0) * kPanel;
-            // The first two row tiles of a panel fetch what comes next into L2, a line of two each.
-            if (rows > G::kMaxRows && pass < 2) {
+            // The first two of several row tiles fetch what comes next, a line of two each.
+            if (!lone && pass < 2) {
               const char* next = k1 == depth ? g.panel_at(p + group, 0) : g.panel_at(p, k1);
-              gemm_rows<G, true>(g, mr, m, p, k0, k1, out, ldc, next + pass * kLine);
+              gemm_rows<G, Fetch::kNext>(g, mr, m, p, k0, k1, out, ldc, next + pass * kLine);
+            } else if (lone && rows > kUnfetchedRows) {
+              const char* next = g.panel_at(p, k0) + kFetchAhead;
+              gemm_rows<G, Fetch::kAhead>(g, mr, m, p, k0, k1, out, ldc, next);
             } else {
-              gemm_rows<G, false>(g, mr, m, p, k0, k1, out, ldc, nullptr);
+              gemm_rows<G, Fetch::kNone>(g, mr, m, p, k0, k1, out, ldc, nullptr);
             }
           }
           if (k1 == depth) epilogue(m, mr, p0, panels, c, ldc);

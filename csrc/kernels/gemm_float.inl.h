@@ -7,8 +7,8 @@ namespace octavo {
 namespace {
 
 // c[MR][NV * kLanes] = (first ? bias or 0 : c) + a[MR][steps * kStep] · b. `b` points at the first
-// column of the tile inside a panel; `next` is prefetched, two lines apart per step.
-template <class E, int MR, int NV, bool kPrefetch>
+// column of the tile inside a panel.
+template <class E, int MR, int NV, Fetch kFetch>
 OCTAVO_INLINE void gemm_tile(const typename E::T* a, std::int64_t lda, const typename E::T* b,
                              int steps, float* c, std::int64_t ldc, const float* bias, bool first,
                              const char* next) {
@@ -29,7 +29,12 @@ OCTAVO_INLINE void gemm_tile(const typename E::T* a, std::int64_t lda, const typ
     OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
       panel[j] = E::load(b + (static_cast<std::int64_t>(k) * kPanel + j * kLanes) * E::kStep);
     }
-    if (kPrefetch) prefetch_l2(next + static_cast<std::int64_t>(k) * 2 * kLine);
+    if constexpr (kFetch != Fetch::kNone) {
+      constexpr int kStepBytes = kPanel * E::kStep * static_cast<int>(sizeof(typename E::T));
+      static_assert(kStepBytes == 2 * kLine);
+      prefetch_l2(next + static_cast<std::int64_t>(k) * kStepBytes);
+      if (kFetch == Fetch::kAhead) prefetch_l2(next + k * kStepBytes + kLine);
+    }
     OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
       const typename E::B x = E::broadcast(rows[i] + k * E::kStep);
       OCTAVO_UNROLL for (int j = 0; j < NV; ++j) acc[i][j] = E::dot(acc[i][j], x, panel[j]);
@@ -45,6 +50,7 @@ template <class E>
 struct FloatGemm {
   using T = typename E::T;
   static constexpr int kMaxRows = E::kMaxRows;
+  static constexpr int kMaxLoneRows = E::kMaxRows;
   static constexpr int kMaxUnblockedK = E::kMaxUnblockedK;
   static constexpr int kBlockK = E::kBlockK;
 
@@ -60,7 +66,7 @@ struct FloatGemm {
            static_cast<std::int64_t>(k) * kPanel * static_cast<int>(sizeof(T));
   }
 
-  template <int MR, bool kPrefetch>
+  template <int MR, Fetch kFetch>
   OCTAVO_NOINLINE void tile(int row, int panel, int k0, int k1, float* c, std::int64_t ldc,
                             const char* next) const {
     constexpr int NV = MR <= 2 ? kNarrowTileVectors : kTileVectors;
@@ -69,10 +75,10 @@ struct FloatGemm {
     const T* b = reinterpret_cast<const T*>(panel_at(panel, k0));
     const float* bias = w.bias ? w.bias + panel * kPanel : nullptr;
     const int steps = (k1 - k0) / E::kStep;
-    gemm_tile<E, MR, NV, kPrefetch>(a, x.ld, b, steps, c, ldc, bias, k0 == 0, next);
+    gemm_tile<E, MR, NV, kFetch>(a, x.ld, b, steps, c, ldc, bias, k0 == 0, next);
     OCTAVO_NO_UNROLL for (int j = kWidth; j < kPanel; j += kWidth) {
-      gemm_tile<E, MR, NV, false>(a, x.ld, b + j * E::kStep, steps, c + j, ldc,
-                                  bias ? bias + j : nullptr, k0 == 0, next);
+      gemm_tile<E, MR, NV, Fetch::kNone>(a, x.ld, b + j * E::kStep, steps, c + j, ldc,
+                                         bias ? bias + j : nullptr, k0 == 0, next);
     }
   }
 };

@@ -35,6 +35,7 @@ struct QuantizedGemm {
   static constexpr int kBlockBytes =
       kCodeBytes + kPanel * kTraits.scale_bytes * (kTraits.has_min ? 2 : 1);
   static constexpr int kMaxRows = D::kMaxRows;
+  static constexpr int kMaxLoneRows = kScaleApart ? D::kMaxLoneRows : kMaxRows;
   static constexpr int kMaxUnblockedK = 2048;
   static constexpr int kBlockK = 2048;
   static_assert(kBlockK % kGroup == 0 && kBlockBytes % kLine == 0);
@@ -53,13 +54,13 @@ struct QuantizedGemm {
            static_cast<std::int64_t>(k / kGroup) * kBlockBytes;
   }
 
-  template <int MR, bool kPrefetch>
+  template <int MR, Fetch kFetch>
   OCTAVO_NOINLINE void tile(int row, int panel, int k0, int k1, float* c, std::int64_t ldc,
                             const char* next) const {
     constexpr int kWidth = D::kTileVectors * kLanes;
-    columns<MR, kPrefetch>(row, panel, 0, k0, k1, c, ldc, next);
+    columns<MR, kFetch>(row, panel, 0, k0, k1, c, ldc, next);
     OCTAVO_NO_UNROLL for (int j = kWidth; j < kPanel; j += kWidth) {
-      columns<MR, false>(row, panel, j, k0, k1, c, ldc, next);
+      columns<MR, Fetch::kNone>(row, panel, j, k0, k1, c, ldc, next);
     }
   }
 
@@ -80,6 +81,13 @@ struct QuantizedGemm {
     } else {
       return load(reinterpret_cast<const float*>(p) + column);
     }
+  }
+
+  template <Fetch kFetch>
+  static OCTAVO_INLINE void fetch(const char* next, int at) {
+    static_assert(kQuadBytes == 2 * kLine);
+    if (kFetch != Fetch::kNone) prefetch_l2(next + at);
+    if (kFetch == Fetch::kAhead) prefetch_l2(next + at + kLine);
   }
 
   // acc += four (4-bit codes: two times four) K of the weights at `b` by those of the rows at `a`.
@@ -133,7 +141,7 @@ struct QuantizedGemm {
   }
 
   // The integer sums of group g.
-  template <int MR, bool kPrefetch>
+  template <int MR, Fetch kFetch>
   static OCTAVO_INLINE void sum_group(I32 (&acc)[MR][NV], const std::uint8_t* b,
                                       const QuantizedRow& r, int g, std::int64_t ldx,
                                       const char* next) {
@@ -152,14 +160,12 @@ struct QuantizedGemm {
     constexpr int kQuads = kCodeBytes / kQuadBytes, kUnroll = 4;  // all at once: -40 % on AVX2
     OCTAVO_NO_UNROLL for (int q = 0; q < kQuads; q += kUnroll) {
       OCTAVO_UNROLL for (int u = 0; u < kUnroll; ++u) {
-        if (kPrefetch) prefetch_l2(next + (q + u) * 2 * kLine);
+        fetch<kFetch>(next, (q + u) * kQuadBytes);
         add_quad<MR>(acc, b + (q + u) * kQuadBytes, a + (q + u) * 4, ldx);
       }
     }
-    if (kPrefetch) {
-      OCTAVO_UNROLL for (int at = kCodeBytes; at < kBlockBytes; at += 2 * kLine) {
-        prefetch_l2(next + at);
-      }
+    OCTAVO_UNROLL for (int at = kCodeBytes; at < kBlockBytes; at += kQuadBytes) {
+      fetch<kFetch>(next, at);
     }
   }
 
@@ -185,7 +191,7 @@ struct QuantizedGemm {
     }
   }
 
-  template <int MR, bool kPrefetch>
+  template <int MR, Fetch kFetch>
   OCTAVO_INLINE void columns(int row, int panel, int column, int k0, int k1, float* c,
                              std::int64_t ldc, const char* next) const {
     const std::int64_t ldx = x.ld * 4, first = static_cast<std::int64_t>(panel) * kPanel + column;
@@ -201,9 +207,9 @@ struct QuantizedGemm {
     OCTAVO_NO_UNROLL for (int g = k0 / kGroup; g < k1 / kGroup; ++g, block += kBlockBytes) {
       const auto* b = reinterpret_cast<const std::uint8_t*>(block) + column * 4;
       I32 acc[MR][NV];
-      sum_group<MR, kPrefetch>(acc, b, r, g, ldx, next);
+      sum_group<MR, kFetch>(acc, b, r, g, ldx, next);
       add_group<MR>(f, acc, block + kCodeBytes, column, r, g, ldx);
-      if (kPrefetch) next += kBlockBytes;
+      if (kFetch != Fetch::kNone) next += kBlockBytes;
     }
     if (kScaleApart && k1 == w.k_padded) {
       OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {

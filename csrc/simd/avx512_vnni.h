@@ -14,6 +14,7 @@ struct DotVnni {
   using X4 = X;
   static constexpr int kTileVectors = 2;
   static constexpr int kMaxRows = 4;
+  static constexpr int kMaxLoneRows = 8;
 
   static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
   static OCTAVO_INLINE W all(Raw v) { return v; }

@@ -108,6 +108,7 @@ struct DotWidened {
   using X4 = X;
   static constexpr int kTileVectors = 1;
   static constexpr int kMaxRows = 1;
+  static constexpr int kMaxLoneRows = kMaxRows;
 
   static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) {
     Raw v;

@@ -89,6 +89,7 @@ struct DotWidened {
   using X4 = X;
   static constexpr int kTileVectors = 4;
   static constexpr int kMaxRows = 2;
+  static constexpr int kMaxLoneRows = kMaxRows;
 
   static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) { return vld1q_u8(p); }
   static OCTAVO_INLINE W all(Raw v) { return v; }
