@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from octavo.contracts.kv_spec import NULL_BLOCK_ID
+from octavo.core.block_times import BlockSampler
 
 
 class Block:
@@ -128,9 +129,13 @@ class BlockPool:
     Args:
         num_blocks: the null block included, at least 2.
         num_groups: KV groups, each with a name space of hashes of its own.
+
+    Attributes:
+        sampler: watches how long contents of some blocks are kept, for the metrics.
     """
 
     def __init__(self, num_blocks: int, num_groups: int) -> None:
+        self.sampler = BlockSampler()
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.null_block = self.blocks[NULL_BLOCK_ID]
         self._free = FreeQueue(self.blocks[1:])
@@ -166,6 +171,7 @@ class BlockPool:
             block = self._free.popleft()
             if block.block_hash is not None:
                 self._num_cached -= 1
+                self.sampler.evicted(block.block_id)
                 self._forget_hash(block)
             block.ref_cnt = 1
             block.generation += 1
@@ -178,6 +184,8 @@ class BlockPool:
             self._free.remove(block)
             if block.block_hash is not None:
                 self._num_cached -= 1
+        if block.block_hash is not None:
+            self.sampler.used(block.block_id)
         block.ref_cnt += 1
 
     def free(self, blocks: Iterable[Block], *, keeps_unhashed: bool = False) -> None:
@@ -200,6 +208,7 @@ class BlockPool:
             if block.block_hash is not None:
                 self._free.append(block)
                 self._num_cached += 1
+                self.sampler.freed(block.block_id)
             elif keeps_unhashed:
                 self._free.append(block)
             else:
@@ -227,6 +236,7 @@ class BlockPool:
             if second is not None:
                 second.prev_same = block
         self._hashed.append(block)
+        self.sampler.cached(block.block_id)
 
     def drop_hash(self, block: Block) -> None:
         """Let a block not be found any more. Nothing happens if it has no hash."""
@@ -258,6 +268,7 @@ class BlockPool:
         if after is not None:
             after.prev_same = before
         block.block_hash = block.prev_same = block.next_same = None
+        self.sampler.forgotten(block.block_id)
 
     # ---------------------------------------------------------------- checking
 
