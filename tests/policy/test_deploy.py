@@ -172,7 +172,8 @@ def render(values: dict[str, Any], tmp_path: Path) -> dict[str, dict[str, Any]]:
     command = [str(HELM), "template", "mine", str(CHART), f"--values={given}"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     parts = re.split(r"^# Source: octavo/templates/(\S+)$", text, flags=re.MULTILINE)
-    return {name: yaml.safe_load(body.rstrip("-\n")) for name, body in zip(parts[1::2], parts[2::2])}
+    bodies = (body.rstrip("-\n") for body in parts[2::2])
+    return dict(zip(parts[1::2], map(yaml.safe_load, bodies)))
 
 
 @needs_helm
