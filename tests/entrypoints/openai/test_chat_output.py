@@ -12,7 +12,8 @@ from openai import AsyncOpenAI, OpenAI
 
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.errors import ConfigError
-from tests.entrypoints.openai.fake_engine import FakeEngine, FakeTokenizer
+from tests.entrypoints.openai.fake_engine import FakeEngine
+from tests.entrypoints.openai.fake_tokenizer import FakeTokenizer
 from tests.entrypoints.openai.harness import MODEL, Reply, Running, serving
 from tests.entrypoints.openai.joined import Joined, join, join_message
 
@@ -48,6 +49,16 @@ async def both(s: Running, text: str, **fields: Any) -> tuple[dict[str, Any], Jo
     joined = join(streamed.events)
     assert joined == join_message(choice)
     return choice, joined
+
+
+async def test_tool_calls_are_counted() -> None:
+    async with serving(tool_call_parser="hermes") as s:
+        await both(s, HERMES + TIME)
+        await s.chat("SAY:no call", tools=TOOLS, n=2)
+        await s.chat("SAY:" + TIME)  # without tools it is text
+        metrics = await s.metrics()
+        assert metrics["tool_call_parser_invocations_total"] == 4
+        assert metrics["tool_calls_total"] == 4
 
 
 def names_and_arguments(calls: list[Any]) -> list[tuple[str, str]]:
