@@ -30,8 +30,8 @@ constexpr int kLine = 64;
 enum class Fetch { kNone, kNext, kAhead };
 
 // A lone tile of so many rows reads fast enough by itself. Larger ones fetch 6 KB ahead: 0.84 (at
-// 58 GB/s) to 0.96 (at 34 GB/s) of the time at 8 rows of bfloat16; 4 and 8 KB, whose lines fall
-// into the same cache sets, won little or lost (docs/performance.md).
+// 58 GB/s) to 0.96 (at 34 GB/s) of the time at 8 rows of bfloat16; 4 and 8 KB, perhaps because
+// their lines fall into the same cache sets, won little or lost (docs/performance.md).
 constexpr int kUnfetchedRows = 4;
 constexpr int kFetchAhead = 6 << 10;
 
