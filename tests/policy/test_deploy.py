@@ -197,8 +197,21 @@ def test_chart(values: dict[str, Any]) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("helm"), reason="no helm here")
-def test_helm_reads_the_chart() -> None:
-    subprocess.run(["helm", "lint", "--strict", CHART], check=True)
+@pytest.mark.parametrize("values", [{}, FULL], ids=["defaults", "everything"])
+def test_helm_makes_the_same_of_the_chart(values: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump(values))
+    subprocess.run(["helm", "lint", "--strict", CHART, "-f", path], check=True)
+    command = ["helm", "template", "mine", CHART, "-f", path]
+    made = subprocess.run(command, capture_output=True, check=True).stdout
+    theirs = {document["kind"]: document for document in yaml.safe_load_all(made) if document}
+    ours = render(CHART, values, release="mine").values()
+    assert theirs == {document["kind"]: document for document in ours if document}
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool here")
+def test_prometheus_reads_the_alerts() -> None:
+    subprocess.run(["promtool", "check", "rules", RULES], check=True)
 
 
 def test_the_page_names_every_file() -> None:
