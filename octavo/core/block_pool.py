@@ -279,30 +279,35 @@ class BlockPool:
             holders: block id → how many tables hold it; absent means none.
         """
         free = list(self._free)
-        _require(len(free) == len(self._free), "the free queue has lost count")
-        _require(len(set(map(id, free))) == len(free), "a block is in the free queue twice")
         in_queue = {block.block_id for block in free}
+        _require(len(free) == len(self._free), "the free queue has lost count")
+        _require(len(in_queue) == len(free), "a block is in the free queue twice")
         _require(not self.null_block.ref_cnt, "the null block is held")
         _require(NULL_BLOCK_ID not in in_queue, "the null block is free")
-        for block in self.blocks[1:]:
-            held = holders.get(block.block_id, 0)
-            _require(block.ref_cnt == held, f"{block} is in {held} tables")
-            _require((block.ref_cnt == 0) == (block.block_id in in_queue), f"{block} in the queue")
-        cached = sum(block.block_hash is not None for block in free)
-        _require(cached == self._num_cached, f"{cached} cached blocks, counted {self._num_cached}")
+        held = {block.block_id: block.ref_cnt for block in self.blocks if block.ref_cnt}
+        if held != holders:
+            wrong = min(i for i, _ in held.items() ^ holders.items())
+            _require(False, f"{self.blocks[wrong]} is in {holders.get(wrong, 0)} tables")
+        _require(in_queue.isdisjoint(held), "a held block is in the free queue")
+        _require(len(in_queue) + len(held) == self.num_usable_blocks, "a free block is in no queue")
+        num_cached = len([None for block in free if block.block_hash is not None])
+        _require(num_cached == self._num_cached, "the cached blocks are miscounted")
+        self._check_hash_map()
+
+    def _check_hash_map(self) -> None:
         linked = set()
         for group_id, by_hash in enumerate(self._by_hash):
             for block_hash, first in by_hash.items():
-                _require(first.prev_same is None, f"{first} is not the first of its hash")
+                _require(first.prev_same is None, "a block is not the first of its hash")
                 at: Block | None = first
                 while at is not None:
-                    _require(at.block_hash == block_hash, f"{at} under a wrong hash")
-                    _require(at.group_id == group_id, f"{at} in a wrong group")
+                    _require(at.block_hash == block_hash, "a block is under a wrong hash")
+                    _require(at.group_id == group_id, "a block is in a wrong group")
                     _require(at.next_same is None or at.next_same.prev_same is at, "links")
                     linked.add(at.block_id)
                     at = at.next_same
         hashed = {block.block_id for block in self.blocks if block.block_hash is not None}
-        _require(linked == hashed, f"blocks with a hash {hashed}, in the map {linked}")
+        _require(linked == hashed, "not all blocks with a hash can be found by it")
 
 
 def _require(condition: bool, message: str) -> None:
