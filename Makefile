@@ -42,7 +42,7 @@ serve: $(S)/octavo model  ## serve the default model over OpenAI's API (ARGS="--
 
 test: $(S)/test model  ## run the tests (ARGS="tests/core -x" narrows them)
 	$(call say,Testing)
-	@$(PY) -m pytest -q -m "not slow" -n 2 --dist loadfile $(ARGS)
+	@$(PY) -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(S)/test model  ## run the long tests
 	$(call say,Testing, the long ones)

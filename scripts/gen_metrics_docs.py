@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from octavo.engine.metrics import CacheInfo, EngineMetrics, collect
+from octavo.entrypoints.openai.chat_output import ToolCallCounts
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.keys import KeyRing
 from octavo.entrypoints.openai.metrics import server_families
@@ -54,6 +55,7 @@ def _engine_families() -> Iterator[Metric]:
 
 def _server_families() -> Iterator[Metric]:
     server = Server({}, ServerConfig(batch_dir="none"), KeyRing(["key"]))
+    server.tool_calls["model"] = ToolCallCounts()
     server.http_requests["/health", "GET", 200] = 1
     server.http_seconds_of("/health").observe(0.0)
     return server_families(server)

@@ -184,11 +184,20 @@ class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False)
         return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
 
 
+class BlockTimes(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """Seconds in the lives of some KV blocks' contents (`core.block_times`)."""
+
+    lifetimes: list[float] = []  # from getting a hash to being evicted
+    idle: list[float] = []  # from the last holder to being evicted
+    reuse_gaps: list[float] = []  # between two prompts that use it
+
+
 class EngineOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """All that one step brought."""
 
     outputs: list[EngineOutput] = []
     stats: SchedulerStats | None = None
+    block_times: BlockTimes | None = None
 
 
 # -------------------------------------------------------------------- what the user gets

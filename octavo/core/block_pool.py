@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from octavo.contracts.kv_spec import NULL_BLOCK_ID
+from octavo.core.block_times import BlockSampler
 
 
 class Block:
@@ -128,9 +129,13 @@ class BlockPool:
     Args:
         num_blocks: the null block included, at least 2.
         num_groups: KV groups, each with a name space of hashes of its own.
+
+    Attributes:
+        sampler: watches how long contents of some blocks are kept, for the metrics.
     """
 
     def __init__(self, num_blocks: int, num_groups: int) -> None:
+        self.sampler = BlockSampler()
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.null_block = self.blocks[NULL_BLOCK_ID]
         self._free = FreeQueue(self.blocks[1:])
@@ -166,6 +171,7 @@ class BlockPool:
             block = self._free.popleft()
             if block.block_hash is not None:
                 self._num_cached -= 1
+                self.sampler.evicted(block.block_id)
                 self._forget_hash(block)
             block.ref_cnt = 1
             block.generation += 1
@@ -178,6 +184,8 @@ class BlockPool:
             self._free.remove(block)
             if block.block_hash is not None:
                 self._num_cached -= 1
+        if block.block_hash is not None:
+            self.sampler.used(block.block_id)
         block.ref_cnt += 1
 
     def free(self, blocks: Iterable[Block], *, keeps_unhashed: bool = False) -> None:
@@ -200,6 +208,7 @@ class BlockPool:
             if block.block_hash is not None:
                 self._free.append(block)
                 self._num_cached += 1
+                self.sampler.freed(block.block_id)
             elif keeps_unhashed:
                 self._free.append(block)
             else:
@@ -227,6 +236,7 @@ class BlockPool:
             if second is not None:
                 second.prev_same = block
         self._hashed.append(block)
+        self.sampler.cached(block.block_id)
 
     def drop_hash(self, block: Block) -> None:
         """Let a block not be found any more. Nothing happens if it has no hash."""
@@ -258,6 +268,7 @@ class BlockPool:
         if after is not None:
             after.prev_same = before
         block.block_hash = block.prev_same = block.next_same = None
+        self.sampler.forgotten(block.block_id)
 
     # ---------------------------------------------------------------- checking
 
@@ -268,30 +279,35 @@ class BlockPool:
             holders: block id → how many tables hold it; absent means none.
         """
         free = list(self._free)
-        _require(len(free) == len(self._free), "the free queue has lost count")
-        _require(len(set(map(id, free))) == len(free), "a block is in the free queue twice")
         in_queue = {block.block_id for block in free}
+        _require(len(free) == len(self._free), "the free queue has lost count")
+        _require(len(in_queue) == len(free), "a block is in the free queue twice")
         _require(not self.null_block.ref_cnt, "the null block is held")
         _require(NULL_BLOCK_ID not in in_queue, "the null block is free")
-        for block in self.blocks[1:]:
-            held = holders.get(block.block_id, 0)
-            _require(block.ref_cnt == held, f"{block} is in {held} tables")
-            _require((block.ref_cnt == 0) == (block.block_id in in_queue), f"{block} in the queue")
-        cached = sum(block.block_hash is not None for block in free)
-        _require(cached == self._num_cached, f"{cached} cached blocks, counted {self._num_cached}")
+        held = {block.block_id: block.ref_cnt for block in self.blocks if block.ref_cnt}
+        if held != holders:
+            wrong = min(i for i, _ in held.items() ^ holders.items())
+            _require(False, f"{self.blocks[wrong]} is in {holders.get(wrong, 0)} tables")
+        _require(in_queue.isdisjoint(held), "a held block is in the free queue")
+        _require(len(in_queue) + len(held) == self.num_usable_blocks, "a free block is in no queue")
+        num_cached = len([None for block in free if block.block_hash is not None])
+        _require(num_cached == self._num_cached, "the cached blocks are miscounted")
+        self._check_hash_map()
+
+    def _check_hash_map(self) -> None:
         linked = set()
         for group_id, by_hash in enumerate(self._by_hash):
             for block_hash, first in by_hash.items():
-                _require(first.prev_same is None, f"{first} is not the first of its hash")
+                _require(first.prev_same is None, "a block is not the first of its hash")
                 at: Block | None = first
                 while at is not None:
-                    _require(at.block_hash == block_hash, f"{at} under a wrong hash")
-                    _require(at.group_id == group_id, f"{at} in a wrong group")
+                    _require(at.block_hash == block_hash, "a block is under a wrong hash")
+                    _require(at.group_id == group_id, "a block is in a wrong group")
                     _require(at.next_same is None or at.next_same.prev_same is at, "links")
                     linked.add(at.block_id)
                     at = at.next_same
         hashed = {block.block_id for block in self.blocks if block.block_hash is not None}
-        _require(linked == hashed, f"blocks with a hash {hashed}, in the map {linked}")
+        _require(linked == hashed, "not all blocks with a hash can be found by it")
 
 
 def _require(condition: bool, message: str) -> None:

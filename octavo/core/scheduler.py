@@ -20,6 +20,7 @@ from octavo.contracts.engine_view import EngineView
 from octavo.contracts.features import Admission, SchedulerHook
 from octavo.contracts.kv_spec import KVCacheConfig
 from octavo.contracts.messages import (
+    BlockTimes,
     EngineOutput,
     EngineRequest,
     FinishReason,
@@ -465,6 +466,10 @@ class Scheduler:
             num_used_blocks=pool.num_used_blocks,
             num_cached_blocks=pool.num_cached_blocks,
         )
+
+    def take_block_times(self) -> BlockTimes | None:
+        """What was seen of some blocks since the last call."""
+        return self._kv.pool.sampler.take()
 
     def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
         """What is going on, for a person who watches (`Observer.view`)."""

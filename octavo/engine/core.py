@@ -245,7 +245,11 @@ class EngineCore:
         if self._check_integrity:
             self.scheduler.check_integrity()
         self._note_outputs(outputs)
-        return EngineOutputs(outputs=outputs, stats=self.scheduler.stats())
+        return EngineOutputs(
+            outputs=outputs,
+            stats=self.scheduler.stats(),
+            block_times=self.scheduler.take_block_times(),
+        )
 
     def _may_submit(self) -> bool:
         """Whether the executor takes another step now: it samples the last one first."""

@@ -15,7 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octavo.contracts.messages import EngineOutputs, EngineRequest, FinishReason, SchedulerStats
+from octavo.contracts.messages import (
+    BlockTimes,
+    EngineOutputs,
+    EngineRequest,
+    FinishReason,
+    SchedulerStats,
+)
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -37,6 +43,10 @@ _TOKEN_TIME_BUCKETS = (
 _LATENCY_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_BLOCK_TIME_BUCKETS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0),
+    *(60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0),
 )
 _STEP_BUCKETS = tuple(float(2**i) for i in (0, *range(3, 15)))
 _N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
@@ -91,7 +101,19 @@ _HISTOGRAMS = {
     "request_prefill_kv_computed_tokens": "Prompt tokens of ended requests that were computed.",
     "request_num_preemptions": "Preemptions of ended requests.",
     "iteration_tokens_total": "Tokens computed per step of the engine.",
+    "kv_block_lifetime_seconds": "Seconds from when a block's content could be found until its "
+    "eviction; of every 64th block.",
+    "kv_block_idle_before_evict_seconds": "Seconds without a holder before an eviction; of every "
+    "64th block.",
+    "kv_block_reuse_gap_seconds": "Seconds between two prompts that used the same content; of "
+    "every 64th block.",
 }
+
+_BLOCK_TIMES = (
+    "kv_block_lifetime_seconds",
+    "kv_block_idle_before_evict_seconds",
+    "kv_block_reuse_gap_seconds",
+)
 
 
 class _Group:
@@ -253,6 +275,13 @@ class EngineMetrics:
             if outputs.stats.num_steps != self.stats.num_steps:
                 self.histograms["iteration_tokens_total"].observe(outputs.stats.step_tokens)
             self.stats = outputs.stats
+        if outputs.block_times is not None:
+            self._observe_blocks(outputs.block_times)
+
+    def _observe_blocks(self, times: BlockTimes) -> None:
+        for name, seconds in zip(_BLOCK_TIMES, (times.lifetimes, times.idle, times.reuse_gaps)):
+            for value in seconds:
+                self._observe(name, value)
 
     def _count_prompt(self, sequence: _Sequence) -> None:
         """A sequence was scheduled first. Those that share another's prompt do not count it."""
@@ -325,6 +354,7 @@ def _bounds_of(name: str, tokens: tuple[float, ...]) -> tuple[float, ...]:
         "request_params_n": _N_BUCKETS,
         "request_num_preemptions": _PREEMPTION_BUCKETS,
         "iteration_tokens_total": _STEP_BUCKETS,
+        **dict.fromkeys(_BLOCK_TIMES, _BLOCK_TIME_BUCKETS),
     }
     return special.get(name, _LATENCY_BUCKETS if name.endswith("_seconds") else tokens)
 
@@ -357,6 +387,7 @@ CORE_FAMILIES = frozenset(
         *_COUNTERS,
         "num_requests_waiting_by_reason",
         "iteration_tokens_total",
+        *_BLOCK_TIMES,
         "cache_config_info",
     )
 )

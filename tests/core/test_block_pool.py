@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.block_pool import Block, BlockPool
+from octavo.core.block_times import SAMPLE_EVERY, BlockSampler
 
 
 def ids(blocks: list[Block]) -> list[int]:
@@ -53,6 +54,35 @@ def test_a_hit_leaves_the_queue_wherever_it_is() -> None:
     pool.check_integrity({b.block_id: 2})
     pool.free([b, b])
     assert ids(pool.get_new_blocks(4)) == [4, *ids([c, a, b])]
+
+
+def test_times_of_sampled_blocks() -> None:
+    clock = iter(range(0, 1000, 10)).__next__
+    pool = BlockPool(2 + SAMPLE_EVERY, 1)
+    pool.sampler = BlockSampler(clock)
+    names = [b"%d" % i for i in range(pool.num_usable_blocks)]
+    blocks = hold(pool, *names)  # 0: ids 1 and 1 + SAMPLE_EVERY are watched: 0, 10
+    pool.free(blocks)  # 20, 30
+    pool.touch(blocks[0])  # 40
+    pool.touch(blocks[1])  # not watched
+    pool.free(blocks[:2])  # 50
+    times = pool.sampler.take()
+    assert times is not None
+    assert (times.lifetimes, times.idle, times.reuse_gaps) == ([], [], [40])
+    assert pool.sampler.take() is None
+    pool.get_new_blocks(pool.num_usable_blocks)  # 60: the last one goes first; 70
+    times = pool.sampler.take()
+    assert times is not None
+    assert (times.lifetimes, times.idle, times.reuse_gaps) == ([50, 70], [30, 20], [])
+
+
+def test_a_dropped_hash_is_no_eviction() -> None:
+    pool = BlockPool(3, 1)
+    blocks = hold(pool, b"a", b"b")
+    pool.free(blocks)
+    pool.reset_hashes()
+    pool.get_new_blocks(2)
+    assert pool.sampler.take() is None
 
 
 def test_eviction_is_dropping_the_hash_at_hand_out() -> None:

@@ -55,7 +55,7 @@ def tokenizer(files: ModelFiles) -> Tokenizer:
 def ours(gemma3_path: Path) -> list[RequestOutput]:
     """Greedy texts of all prompts, in one batch, in float32."""
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=5)
-    with LLM(str(gemma3_path), dtype="float32", max_model_len=640) as llm:
+    with LLM(str(gemma3_path), dtype="float32", max_model_len=640, num_threads=1) as llm:
         return llm.generate(PROMPTS, params, use_tqdm=False)
 
 

@@ -88,7 +88,7 @@ GRAMMARS = [
 
 @pytest.fixture(scope="module")
 def model(smollm2_path: object) -> Iterator[LLM]:
-    with LLM(str(smollm2_path), max_model_len=1024, max_num_seqs=32) as llm:
+    with LLM(str(smollm2_path), max_model_len=1024, max_num_seqs=32, num_threads=1) as llm:
         yield llm
 
 
@@ -190,7 +190,7 @@ def test_a_literal_cut_anywhere(model: LLM) -> None:
 
 def test_a_vocabulary_of_sentencepiece(gemma3_path: object) -> None:
     texts = [LITERAL, "  two spaces", "\n\nlines\t", "<bos>", "<0x41>"]
-    with LLM(str(gemma3_path), max_model_len=768, max_num_seqs=8) as llm:
+    with LLM(str(gemma3_path), max_model_len=768, max_num_seqs=8, num_threads=1) as llm:
         asked = [(StructuredOutputsParams(choice=[text]), 0) for text in texts]
         asked.append((StructuredOutputsParams(json=SCHEMAS[0]), 5))
         *exact, answer = generated(llm, asked)

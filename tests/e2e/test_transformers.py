@@ -63,7 +63,7 @@ def files(smollm2_path: Path) -> Iterator[ModelFiles]:
 def ours(smollm2_path: Path) -> list[RequestOutput]:
     """Greedy texts of all prompts, in one batch, in float32."""
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=5)
-    with LLM(str(smollm2_path), dtype="float32", max_model_len=512) as llm:
+    with LLM(str(smollm2_path), dtype="float32", max_model_len=512, num_threads=1) as llm:
         return llm.generate(PROMPTS, params, use_tqdm=False)
 
 

@@ -58,7 +58,7 @@ def ask(model: Any, output: RequestOutput) -> Theirs:
     """What `model` says of the first completion."""
     tokens = output.outputs[0].token_ids
     ids = [*output.prompt_token_ids, *tokens[:-1]]
-    logits = model(torch.tensor([ids]), use_cache=False).logits[0, -len(tokens) :]
+    logits = model(torch.tensor([ids]), use_cache=False, logits_to_keep=len(tokens)).logits[0]
     top = logits.topk(2, dim=-1)
     return Theirs(
         torch.log_softmax(logits.double(), dim=-1).numpy(),

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from octavo.contracts.messages import (
+    BlockTimes,
     EngineOutput,
     EngineOutputs,
     EngineRequest,
@@ -91,6 +92,9 @@ def test_times_of_a_request() -> None:
             "request_prefill_kv_computed_tokens": 5,
             "request_num_preemptions": 0,
             "iteration_tokens_total": 0,
+            "kv_block_lifetime_seconds": 0,
+            "kv_block_idle_before_evict_seconds": 0,
+            "kv_block_reuse_gap_seconds": 0,
         }
     )
     assert metrics.finished == {**NONE, "stop": 1}
@@ -218,6 +222,8 @@ def test_exposition() -> None:
         step_tokens=12,
     )
     one.record_outputs(EngineOutputs(stats=stats))
+    times = BlockTimes(lifetimes=[3.0], idle=[2.0], reuse_gaps=[0.5, 0.25])
+    one.record_outputs(EngineOutputs(block_times=times))
     one.record_outputs(EngineOutputs(stats=stats))  # a heartbeat: no new step
     samples = samples_of(a=one, b=two)
     assert samples["num_requests_running", "a"] == 3
@@ -229,6 +235,10 @@ def test_exposition() -> None:
     assert samples["num_preemptions_total", "a"] == 1
     assert samples["prompt_tokens_total", "a"] == 50
     assert samples["generation_tokens_total", "a"] == 60
+    assert samples["kv_block_lifetime_seconds_sum", "a"] == 3
+    assert samples["kv_block_idle_before_evict_seconds_sum", "a"] == 2
+    assert samples["kv_block_reuse_gap_seconds_bucket", "0.2", "a"] == 0
+    assert samples["kv_block_reuse_gap_seconds_count", "a"] == 2
     assert samples["iteration_tokens_total_count", "a"] == 1
     assert samples["iteration_tokens_total_sum", "a"] == 12
     assert samples["iteration_tokens_total_bucket", "8.0", "a"] == 0

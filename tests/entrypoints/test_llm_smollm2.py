@@ -26,9 +26,8 @@ EOS = 2
 
 @pytest.fixture(scope="module")
 def llm(smollm2_path: Path) -> Iterator[LLM]:
-    with LLM(
-        str(smollm2_path), dtype="float32", max_model_len=512, num_gpu_blocks_override=129
-    ) as llm:
+    options: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 129}
+    with LLM(str(smollm2_path), dtype="float32", num_threads=1, **options) as llm:
         yield llm
 
 

@@ -92,6 +92,19 @@ def _special_ids(tokenizer: Tokenizer, vocab_size: int, texts: Sequence[str]) ->
     return tuple(ids)
 
 
+@dataclass
+class ToolCallCounts:
+    """Of one served model, for /metrics.
+
+    Attributes:
+        parsed: answers that were searched for tool calls.
+        calls: tool calls that were found.
+    """
+
+    parsed: int = 0
+    calls: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnswerParsing:
     """How the answers of one request are taken apart.
@@ -103,6 +116,7 @@ class AnswerParsing:
         one_call: only the first call is given.
         with_reasoning: reasoning is given.
         short_ids: ids of calls have `_MISTRAL_ID_LENGTH` characters.
+        counts: what counts the calls; None: calls are not looked for.
     """
 
     parser_of: Callable[[str], OutputParser]
@@ -111,11 +125,17 @@ class AnswerParsing:
     one_call: bool = False
     with_reasoning: bool = True
     short_ids: bool = False
+    counts: ToolCallCounts | None = None
 
     def parser_for(self, prompt: Sequence[int], tokenizer: Tokenizer) -> ParserOf:
         """What makes the parser of an answer to this prompt."""
         end = tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
-        return partial(self.parser_of, end)
+        return partial(self._new_parser, end)
+
+    def _new_parser(self, prompt_end: str) -> OutputParser:
+        if self.counts is not None:
+            self.counts.parsed += 1
+        return self.parser_of(prompt_end)
 
     def wanted(self, events: Iterable[Event]) -> Iterator[Event]:
         """The events that the request wants to hear of."""
@@ -124,6 +144,8 @@ class AnswerParsing:
                 continue
             if isinstance(event, (CallBegin, CallArguments)) and self.one_call and event.index > 0:
                 continue
+            if isinstance(event, CallBegin) and self.counts is not None:
+                self.counts.calls += 1
             yield event
 
     def new_call_id(self, prefix: str) -> str:
@@ -152,6 +174,7 @@ def answer_parsing(request: ChatCompletionRequest, model: ServedModel) -> Answer
             is_named=name is not None,
             one_call=one_call,
             short_ids=short_ids,
+            counts=model.tool_calls,
         )
     grammar = structured_outputs(request)
     tool = formats.tool if tools else None
@@ -165,6 +188,7 @@ def answer_parsing(request: ChatCompletionRequest, model: ServedModel) -> Answer
         one_call=one_call,
         with_reasoning=request.include_reasoning is not False,
         short_ids=short_ids,
+        counts=model.tool_calls if tool else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from octavo.engine.metrics import CORE_FAMILIES, PREFIX, collect
+from octavo.entrypoints.openai.chat_output import ToolCallCounts
 from octavo.entrypoints.openai.keys import ApiKey
 from octavo.entrypoints.openai.quotas import REJECTIONS, KeyAccount
 from octavo.entrypoints.openai.state import Server
@@ -29,6 +30,15 @@ _KEY_COUNTERS: tuple[tuple[str, str, Callable[[KeyAccount], int]], ...] = (
     ("api_key_requests", "Requests let in, by API key.", lambda a: a.num_requests),
     ("api_key_prompt_tokens", "Prompt tokens, by API key.", lambda a: a.prompt_tokens),
     ("api_key_generation_tokens", "Generated tokens, by API key.", lambda a: a.generation_tokens),
+)
+
+_TOOL_COUNTERS: tuple[tuple[str, str, Callable[[ToolCallCounts], int]], ...] = (
+    (
+        "tool_call_parser_invocations",
+        "Answers that were searched for tool calls.",
+        lambda c: c.parsed,
+    ),
+    ("tool_calls", "Tool calls in answers.", lambda c: c.calls),
 )
 
 
@@ -56,6 +66,7 @@ def server_families(server: Server) -> Iterator[Metric]:
         rejections.add_metric([reason], refused)
     yield rejections
     yield from _keys(server.keys)
+    yield from _tool_calls(server.tool_calls)
     http = CounterMetricFamily(
         PREFIX + "http_requests", "HTTP requests.", labels=["route", "method", "status"]
     )
@@ -75,6 +86,14 @@ def server_families(server: Server) -> Iterator[Metric]:
     yield in_flight
     if server.batches is not None:
         yield from _batches(server.batches)
+
+
+def _tool_calls(counts_of: Mapping[str, ToolCallCounts]) -> Iterator[Metric]:
+    for name, doc, read in _TOOL_COUNTERS:
+        family = CounterMetricFamily(PREFIX + name, doc, labels=["model_name"])
+        for model_name, counts in counts_of.items():
+            family.add_metric([model_name], read(counts))
+        yield family
 
 
 def _batches(batches: BatchService) -> Iterator[Metric]:

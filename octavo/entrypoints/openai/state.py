@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from octavo.contracts.messages import ServiceClass
 from octavo.engine.metrics import Histogram
 from octavo.entrypoints.openai.admission import Admission
-from octavo.entrypoints.openai.chat_output import OutputFormats, output_formats
+from octavo.entrypoints.openai.chat_output import OutputFormats, ToolCallCounts, output_formats
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.keys import KeyRing, configured_keys
@@ -112,6 +112,7 @@ class ServedModel:
 
     def __init__(self, name: str, engine: EngineClient, formats: OutputFormats) -> None:
         self.name = name
+        self.tool_calls = ToolCallCounts()
         self.engine = engine
         self.formats = formats
         self.tokens = TokenTable(engine.tokenizer)
@@ -140,6 +141,7 @@ class Server:
         streams: those that outlive their connections.
         batches: files and batches; None: this server keeps none.
         batch_admission: the account of their lines: nobody is refused because of these.
+        tool_calls: served name → what was found of tool calls.
         http_seconds: route → how long its requests took.
         tracing: where their traces go.
         feeds: what the dashboard shows, by the engine's identity (`id`).
@@ -171,6 +173,7 @@ class Server:
 
             self.batches = BatchService(self, Path(self.config.batch_dir))
         self.batch_admission = Admission()
+        self.tool_calls = {name: model.tool_calls for name, model in self.models.items()}
         self.streams = StreamStore(self.config.resume_timeout)
         self._serial = itertools.count()
         for engine in self.engines.values():

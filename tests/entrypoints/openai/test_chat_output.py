@@ -50,6 +50,16 @@ async def both(s: Running, text: str, **fields: Any) -> tuple[dict[str, Any], Jo
     return choice, joined
 
 
+async def test_tool_calls_are_counted() -> None:
+    async with serving(tool_call_parser="hermes") as s:
+        await both(s, HERMES + TIME)
+        await s.chat("SAY:no call", tools=TOOLS, n=2)
+        await s.chat("SAY:" + TIME)  # without tools it is text
+        metrics = await s.metrics()
+        assert metrics["tool_call_parser_invocations_total"] == 4
+        assert metrics["tool_calls_total"] == 4
+
+
 def names_and_arguments(calls: list[Any]) -> list[tuple[str, str]]:
     return [(c["function"]["name"], c["function"]["arguments"]) for c in calls]
 
