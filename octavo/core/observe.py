@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from octavo.config.sections import SchedulerConfig
 from octavo.contracts.engine_view import (
     MAX_ENTRIES,
     MAX_STEPS,
@@ -110,25 +111,24 @@ class Observer:
 
     Args:
         waiting, running: the scheduler's queues.
-        max_num_batched_tokens: of a step.
     """
 
     def __init__(
         self,
-        *,
+        config: SchedulerConfig,
         kv: KVCacheManager,
         room: Room,
         hooks: HookChain,
+        *,
         waiting: RequestQueue,
         running: RequestQueue,
-        max_num_batched_tokens: int,
     ) -> None:
         self._pool = kv.pool
         self._room = room
         self._hooks = hooks
         self._waiting = waiting
         self._running = running
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_num_batched_tokens = config.max_num_batched_tokens
         self._log: StepLog | None = None  # while somebody watches
 
     def planned(self, record: StepRecord) -> None:

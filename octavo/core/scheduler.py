@@ -103,12 +103,7 @@ class Scheduler:
             self._kv.pool.num_usable_blocks, caches_prefixes=enable_prefix_caching
         )
         self._observer = Observer(
-            kv=self._kv,
-            room=self._room,
-            hooks=self._hooks,
-            waiting=self._waiting,
-            running=self._running,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            config, self._kv, self._room, self._hooks, waiting=self._waiting, running=self._running
         )
         self._progress = ProgressReports()
         # What happened since the last step was built, and has yet to be told.
