@@ -31,18 +31,14 @@ OCTAVO_INLINE void softmax_chunk(float* s, typename E::T* p, int begin, int end,
   const float infinity = __builtin_inff();
   for (int j = first; j < begin; ++j) s[j] = -infinity;
   for (int j = end; j < last; ++j) s[j] = -infinity;
-  const F32 scale = set1(args.soft_cap > 0 ? kLog2E : args.scale * kLog2E);
-  F32 top = set1(-3.0e38f);
-  for (int j = first; j < last; j += kLanes) {
-    const F32 v = mul(load(s + j), scale);
-    store(s + j, v);
-    top = vmax(v, top);
-  }
-  *max = reduce_max(top);
-  const F32 shift = set1(*max);
+  const float factor = args.soft_cap > 0 ? kLog2E : args.scale * kLog2E;
+  F32 top = set1(-1.0e38f);
+  for (int j = first; j < last; j += kLanes) top = vmax(load(s + j), top);
+  *max = reduce_max(top) * factor;
+  const F32 scale = set1(factor), shift = set1(-*max);
   F32 total = set1(0.0f);
   for (int j = first; j < last; j += kLanes) {
-    const F32 e = vexp2(sub(load(s + j), shift));
+    const F32 e = vexp2_of_negative(fma(load(s + j), scale, shift));
     total = add(total, e);
     E::narrow(p + j, e);
   }

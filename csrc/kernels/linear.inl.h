@@ -16,7 +16,10 @@ void linear(const LinearArgs& args, const Task& task) {
            float* out = row_of<float>(*args.out, row + i) + panel * kPanel;
            if (args.residual) {
              const float* residual = row_of<float>(*args.residual, row + i) + panel * kPanel;
+             // The next tile's: a large step's rows lie in memory further off than L2.
+             const float* next = residual + count * args.residual->ld;
              OCTAVO_UNROLL for (int j = 0; j < kPanel; j += kLanes) {
+               prefetch_l1(next + j);
                store(out + j, add(load(residual + j), load(c + i * ldc + j)));
              }
            } else {

@@ -29,7 +29,7 @@ OCTAVO_INLINE F32 vmax(F32 a, F32 b) { return _mm512_max_ps(a, b); }
 OCTAVO_INLINE F32 vmin(F32 a, F32 b) { return _mm512_min_ps(a, b); }
 OCTAVO_INLINE F32 vsqrt(F32 a) { return _mm512_sqrt_ps(a); }
 OCTAVO_INLINE F32 round_even(F32 a) { return _mm512_roundscale_ps(a, 0); }
-// 2^n for integral n in [-126, 127].
+// 2^n for integral n in [-126, 127]; 0 for -127.
 OCTAVO_INLINE F32 pow2(F32 n) {
   const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
   return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));

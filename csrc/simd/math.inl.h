@@ -25,6 +25,14 @@ OCTAVO_INLINE F32 vexp2(F32 x) {
   return select_greater(low, x, set1(0.0f), y);
 }
 
+// 2^x of an x that is not positive, but for rounding: with fewer operations, and exact 0 below
+// -126.5. Down to -126 the result is subnormal.
+OCTAVO_INLINE F32 vexp2_of_negative(F32 x) {
+  const F32 clamped = vmax(set1(-127.0f), x);
+  const F32 n = round_even(clamped);
+  return mul(exp2_fraction(sub(clamped, n)), pow2(n));
+}
+
 // e^x, by Cody and Waite's reduction: exact 0 below -87.3, at most 1.7e38.
 OCTAVO_INLINE F32 vexp(F32 x) {
   const F32 low = set1(-87.3365f);

@@ -52,9 +52,8 @@ class EngineConfig:
                 _check_type(f.name, getattr(value, f.name), hints[f.name])
         cache, scheduler = self.cache, self.scheduler
         _in_range("max_num_seqs", scheduler.max_num_seqs, 1, MAX_NUM_SEQS)
-        _in_range(
-            "max_num_batched_tokens", scheduler.max_num_batched_tokens, 1, MAX_NUM_BATCHED_TOKENS
-        )
+        if (num_tokens := scheduler.max_num_batched_tokens) is not None:
+            _in_range("max_num_batched_tokens", num_tokens, 1, MAX_NUM_BATCHED_TOKENS)
         _in_range("long_prefill_token_threshold", scheduler.long_prefill_token_threshold, 0, 2**31)
         _in_range("pipeline_depth", scheduler.pipeline_depth, 1, 8)
         _in_range("seed", self.model.seed, 0, MAX_SEED)

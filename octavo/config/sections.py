@@ -20,6 +20,11 @@ LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "proc
 DeviceName = Literal["auto", "cpu", "reference"]
 ExecutorName = Literal["uni", "fake"]
 
+PROMPT_TOKENS_PER_STEP = 128
+"""What a step has for prompts, unless `max_num_batched_tokens` says otherwise. While it computes
+them, every stream stands still; matrix products are no faster over more rows
+(docs/performance.md, "The token budget")."""
+
 
 def option(default: Any, help: str, *, secret: bool = False) -> Any:
     """A configuration field with its documentation. What is secret is not shown."""
@@ -75,12 +80,27 @@ class SchedulerConfig:
     """Who runs in which step."""
 
     max_num_seqs: int = option(128, "most requests running at once")
-    max_num_batched_tokens: int = option(2048, "token budget of a step")
+    max_num_batched_tokens: int | None = option(
+        None,
+        f"token budget of a step; None: {PROMPT_TOKENS_PER_STEP} and one for each running request "
+        "(2048 without a server)",
+    )
     long_prefill_token_threshold: int = option(
         0, "most prompt tokens of one request per step; 0: no limit"
     )
     scheduling_policy: Policy = option("fcfs", "order of waiting requests: fcfs, priority")
     pipeline_depth: int = option(1, "steps in flight; 1 is synchronous, 2 is async scheduling")
+
+    def token_budget(self, num_running: int) -> int:
+        """Most tokens of a step, where so many requests run before it."""
+        if self.max_num_batched_tokens is None:
+            return PROMPT_TOKENS_PER_STEP + num_running
+        return self.max_num_batched_tokens
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Most tokens of any step."""
+        return self.token_budget(self.max_num_seqs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ from functools import partial
 
 import numpy as np
 
-from octavo.config.sections import SchedulerConfig
 from octavo.contracts.engine_view import (
     MAX_ENTRIES,
     MAX_STEPS,
@@ -115,7 +114,6 @@ class Observer:
 
     def __init__(
         self,
-        config: SchedulerConfig,
         kv: KVCacheManager,
         room: Room,
         hooks: HookChain,
@@ -128,7 +126,6 @@ class Observer:
         self._hooks = hooks
         self._waiting = waiting
         self._running = running
-        self._max_num_batched_tokens = config.max_num_batched_tokens
         self._log: StepLog | None = None  # while somebody watches
 
     def planned(self, record: StepRecord) -> None:
@@ -151,7 +148,13 @@ class Observer:
             self._log.note_end(request_view(request, self._pool.null_block), last_step)
 
     def view(
-        self, stats: SchedulerStats, *, is_paused: bool, after_step: int, block_id: int | None
+        self,
+        stats: SchedulerStats,
+        *,
+        is_paused: bool,
+        is_budget_spent: bool,
+        after_step: int,
+        block_id: int | None,
     ) -> EngineView:
         """What is going on. Steps are noted from the first call on until `WATCH_SECONDS` after the
         last.
@@ -159,6 +162,7 @@ class Observer:
         Args:
             stats: the scheduler's, now.
             is_paused: whether the scheduler is.
+            is_budget_spent: whether the last step gave out all the tokens it may.
             after_step: the last step that is known already.
             block_id: a block to tell more about.
         """
@@ -173,7 +177,7 @@ class Observer:
             shown,
             is_paused=is_paused,
             has_place=self._room.has_place,
-            is_budget_spent=stats.step_tokens >= self._max_num_batched_tokens,
+            is_budget_spent=is_budget_spent,
             hooks=self._hooks,
             fits=lambda request: self._room.prefix_of(request, num_reserved) is not None,
         )

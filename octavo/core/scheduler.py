@@ -81,7 +81,7 @@ class Scheduler:
         self._kv = KVCacheManager(
             kv_cache_config,
             hasher=self._hasher if enable_prefix_caching else None,
-            max_in_flight_tokens=config.max_num_batched_tokens * config.pipeline_depth,
+            max_in_flight_tokens=config.max_step_tokens * config.pipeline_depth,
         )
         self._forks = Forks(self._kv, self._hasher, max_num_seqs=config.max_num_seqs)
         self._caches_prefixes = enable_prefix_caching
@@ -99,11 +99,12 @@ class Scheduler:
         self._num_arrivals = 0
         self._num_steps = 0
         self._num_deferred = 0  # waiting requests that hooks, or parents, hold back
+        self._is_budget_spent = False  # that of the last step
         self._counters = Counters(
             self._kv.pool.num_usable_blocks, caches_prefixes=enable_prefix_caching
         )
         self._observer = Observer(
-            config, self._kv, self._room, self._hooks, waiting=self._waiting, running=self._running
+            self._kv, self._room, self._hooks, waiting=self._waiting, running=self._running
         )
         self._progress = ProgressReports()
         # What happened since the last step was built, and has yet to be told.
@@ -187,7 +188,7 @@ class Scheduler:
             self._kv.free(request)
         config = self._config
         budget = TokenBudget(
-            config.max_num_batched_tokens,
+            config.token_budget(len(self._running.requests)),
             config.long_prefill_token_threshold,
             # A step has a logits row for every place of the batch.
             num_draft_rows=max(0, config.max_num_seqs - len(self._requests)),
@@ -207,6 +208,7 @@ class Scheduler:
 
         step = plan.step
         step.total_num_scheduled_tokens = budget.num_given
+        self._is_budget_spent = not budget.remaining
         step.block_copies = self._kv.take_block_copies()
         step.finished_request_ids, self._finished_ids = list(self._finished_ids), {}
         step.preempted_request_ids, self._preempted_ids = list(self._preempted_ids), {}
@@ -471,6 +473,7 @@ class Scheduler:
         return self._observer.view(
             self.stats(),
             is_paused=self.pause_state is not PauseState.UNPAUSED,
+            is_budget_spent=self._is_budget_spent,
             after_step=after_step,
             block_id=block_id,
         )

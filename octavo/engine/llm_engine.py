@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -26,6 +27,10 @@ from octavo.engine.tokenizer import Tokenizer, tokenizer_of
 from octavo.errors import RequestError, shown
 from octavo.executor.registry import executor_of
 from octavo.models.files import resolve_model
+
+OFFLINE_BATCHED_TOKENS = 2048
+"""Token budget of a step, unless one is given: nobody waits for the first tokens here, and requests
+that begin together end together, in fewer steps."""
 
 
 class LLMEngine:
@@ -72,7 +77,10 @@ class LLMEngine:
             ConfigError, MemoryPlanError, ModelError: it cannot be done; the message says why.
         """
         config = config.checked()
-        model = config.model
+        scheduler, model = config.scheduler, config.model
+        if scheduler.max_num_batched_tokens is None:
+            scheduler = replace(scheduler, max_num_batched_tokens=OFFLINE_BATCHED_TOKENS)
+            config = replace(config, scheduler=scheduler)
         files = resolve_model(model.model, revision=model.revision, load_format=model.load_format)
         with closing(files):
             tokenizer = tokenizer_of(model, files)

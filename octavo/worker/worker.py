@@ -143,7 +143,7 @@ class Worker:
         assert config.model.max_model_len is not None, "resolve() sets it"
         scheduler = config.scheduler
         is_given = self._config.model.max_model_len is not None
-        tokens_in_flight = scheduler.max_num_batched_tokens * scheduler.pipeline_depth
+        tokens_in_flight = scheduler.max_step_tokens * scheduler.pipeline_depth
         max_model_len = plannable_length(available, config.model.max_model_len, is_given=is_given)
         smallest = KVCacheConfig(num_blocks=2, groups=groups)
         limits = step_limits(scheduler, max_model_len, groups)
@@ -187,9 +187,9 @@ def step_limits(
     """The largest step that the scheduler can ask for, but for logits rows: the head computes them
     in parts where there are more."""
     smallest_block = min(group.spec.block_size for group in groups)
-    max_requests = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    max_requests = min(scheduler.max_num_seqs, scheduler.max_step_tokens)
     return StepLimits(
-        max_tokens=scheduler.max_num_batched_tokens,
+        max_tokens=scheduler.max_step_tokens,
         max_requests=scheduler.max_num_seqs,
         max_logit_rows=min(max_requests, LOGITS_ROWS),
         max_blocks_per_request=-(-max_model_len // smallest_block),

@@ -28,8 +28,17 @@ def test_defaults_are_valid_and_say_what_they_are() -> None:
     config = EngineConfig.from_flat()
     assert config == EngineConfig()
     assert config.checked() is config
-    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (128, 2048)
+    assert config.scheduler.max_num_seqs == 128
+    assert config.scheduler.max_step_tokens == 256
     assert config.cache.enable_prefix_caching
+
+
+def test_token_budget_of_a_step_grows_with_what_runs_unless_it_is_given() -> None:
+    scheduler = EngineConfig.from_flat(max_num_seqs=4).scheduler
+    assert [scheduler.token_budget(n) for n in (0, 4)] == [128, 132]
+    assert scheduler.max_step_tokens == 132
+    scheduler = EngineConfig.from_flat(max_num_seqs=4, max_num_batched_tokens=64).scheduler
+    assert {scheduler.token_budget(n) for n in (0, 4)} == {scheduler.max_step_tokens} == {64}
 
 
 def test_names_are_unique_over_the_sections_and_documented() -> None:
@@ -69,6 +78,7 @@ def test_unknown_options(wrong: str, says: str) -> None:
     [
         ("max_num_seqs", 1),
         ("max_num_seqs", MAX_NUM_SEQS),
+        ("max_num_batched_tokens", None),
         ("max_num_batched_tokens", 1),
         ("max_num_batched_tokens", MAX_NUM_BATCHED_TOKENS),
         ("long_prefill_token_threshold", 0),

@@ -341,7 +341,7 @@ class FakeCore:
         windows: Sequence[int | None] = (None,),
         depth: int = 1,
         max_num_seqs: int = 8,
-        budget: int = 64,
+        budget: int | None = 64,
         threshold: int = 0,
         policy: str = "fcfs",
         max_model_len: int = 512,
@@ -353,16 +353,17 @@ class FakeCore:
         config = kv_config(num_blocks, windows)
         self.model = model or FakeModel()
         self.depth = depth
-        self.budget = budget
         self.max_model_len = max_model_len
+        scheduler_config = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            long_prefill_token_threshold=threshold,
+            scheduling_policy=policy,  # type: ignore[arg-type]
+            pipeline_depth=depth,
+        )
+        self.budget = scheduler_config.max_step_tokens
         self.scheduler = Scheduler(
-            SchedulerConfig(
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=budget,
-                long_prefill_token_threshold=threshold,
-                scheduling_policy=policy,  # type: ignore[arg-type]
-                pipeline_depth=depth,
-            ),
+            scheduler_config,
             config,
             max_model_len=max_model_len,
             enable_prefix_caching=prefix_caching,

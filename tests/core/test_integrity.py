@@ -106,6 +106,27 @@ def forgotten_holder(made: FakeCore) -> None:
     request(made).block_tables[0][0].ref_cnt += 1
 
 
+def lost_free_block(made: FakeCore) -> None:
+    made.scheduler._kv.pool._free.popleft()
+
+
+def held_block_in_the_queue(made: FakeCore) -> None:
+    pool = made.scheduler._kv.pool
+    pool._free.append(request(made).block_tables[0][0])
+
+
+def miscounted_queue(made: FakeCore) -> None:
+    made.scheduler._kv.pool._free._size += 1
+
+
+def miscounted_cached_blocks(made: FakeCore) -> None:
+    made.scheduler._kv.pool._num_cached += 1
+
+
+def hash_in_no_map(made: FakeCore) -> None:
+    made.scheduler._kv.pool._by_hash[0].clear()
+
+
 def hash_too_early(made: FakeCore) -> None:
     block = request(made).block_tables[0][-1]
     made.scheduler._kv.pool.cache(block, 0, b"x" * 16)
@@ -143,6 +164,11 @@ def hash_without_caching(made: FakeCore) -> None:
         (hole, "holes in a table"),
         (a_block_twice, "has a block twice"),
         (forgotten_holder, "is in 1 tables"),
+        (lost_free_block, "a free block is in no queue"),
+        (held_block_in_the_queue, "a held block is in the free queue"),
+        (miscounted_queue, "the free queue has lost count"),
+        (miscounted_cached_blocks, "the cached blocks are miscounted"),
+        (hash_in_no_map, "not all blocks with a hash can be found by it"),
         (hash_too_early, "has a hash before it has its tokens"),
         (wrong_hash, "wrong hash at 0"),
         (hash_without_caching, "a hash without prefix caching"),

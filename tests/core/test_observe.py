@@ -173,7 +173,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (blocks.num_blocks, len(blocks.flags), len(blocks.owners)) == (40, 10, 40)
     for i in range(5):
         core.add(f"more{i}", [1], max_tokens=2)
-    monkeypatch.setattr("octavo.core.scheduler.MAX_SHOWN_WAITING", 2)
+    monkeypatch.setattr(observe, "MAX_SHOWN_WAITING", 2)
     view = core.scheduler.observe()
     assert view.num_hidden_requests == 3
     assert sum(r.status == "waiting" for r in view.requests) == 2

@@ -165,6 +165,21 @@ class TestSteps:
         core.run()
         core.check_complete()
 
+    def test_without_a_budget_decoding_takes_nothing_from_prompts(self) -> None:
+        """128 tokens of prompts, and one for each request that ran before."""
+        core = FakeCore(budget=None, prefix_caching=False)
+        core.add("a", [1] * 10, max_tokens=9, ignore_eos=True)
+        core.add("b", [2] * 10, max_tokens=9, ignore_eos=True)
+        core.step()
+        core.add("c", [3] * 200, max_tokens=9)
+        core.add("d", [4] * 60, max_tokens=9)
+        assert core.schedule().num_scheduled_tokens == {"a": 1, "b": 1, "c": 128}
+        core.settle()
+        assert core.schedule().num_scheduled_tokens == {"a": 1, "b": 1, "c": 72, "d": 57}
+        core.settle()
+        core.run()
+        core.check_complete()
+
     def test_a_long_prompt_does_not_make_decoding_skip_a_step(self) -> None:
         core = FakeCore(budget=20, policy="priority")
         for i in range(4):

@@ -40,7 +40,7 @@ from tests.e2e.lab import TINY_VOCAB, assert_one_clear_line
         ({"max_model_len": 513}, ConfigError),
         ({"max_model_len": 10**30}, ConfigError),
         ({"max_num_seqs": 10**9}, ConfigError),
-        ({"max_num_batched_tokens": None}, ConfigError),
+        ({"max_num_batched_tokens": "64"}, ConfigError),
         ({"num_gpu_blocks_override": 10**9}, MemoryPlanError),
         ({"kv_cache_memory_bytes": 1}, MemoryPlanError),
         ({"gpu_memory_utilization": math.nan}, ConfigError),

@@ -116,6 +116,11 @@ def test_repeating_nothing_takes_no_time(empty: str, count: str) -> None:
     assert RegexMatcher(f"a{empty}{count}b").advance("xab", 0) == (3, 2)
 
 
+def test_what_stands_between_two_of_a_class_is_not_in_it() -> None:
+    assert RegexMatcher("[ac]").advance("b", 0) is None
+    assert RegexMatcher("[ac]").advance("bc", 0) == (2, 1)
+
+
 def test_a_large_class_costs_no_more_than_a_small_one() -> None:
     """Each of 900 states looks at every character."""
     took = []

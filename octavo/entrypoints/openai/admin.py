@@ -13,6 +13,7 @@ from octavo.contracts.pause_mode import PauseMode
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import json_response
 from octavo.entrypoints.openai.parsing import parse_body
+from octavo.entrypoints.openai.siblings import ask_all
 from octavo.version import __version__
 
 if TYPE_CHECKING:
@@ -95,9 +96,10 @@ async def is_paused(call: Call) -> Response:
 
 async def abort_requests(call: Call) -> Response:
     """End requests by their public ids; unknown ones are passed over, as they may have ended."""
-    request = parse_body(call.take_body(), AbortRequest, {})
-    wanted = set(request.request_ids)
-    num_aborted = 0
+    body = call.take_body()
+    wanted = set(parse_body(body, AbortRequest, {}).request_ids)
+    others = [msgspec.json.decode(answer, type=Aborted) for answer in await ask_all(call, body)]
+    num_aborted = sum(other.num_aborted for other in others)
     for engine in call.server.engines.values():
         for engine_id in engine.unfinished_request_ids:
             if not wanted.isdisjoint(_names_of(engine_id)):

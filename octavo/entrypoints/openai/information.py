@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 from starlette.responses import Response
 
 from octavo.entrypoints.openai.answers import Health, Load, ModelCard, ModelList, Version
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import json_response, unavailable
-from octavo.entrypoints.openai.gate import KEY_HEADERS
+from octavo.entrypoints.openai.siblings import ask_all
 from octavo.version import __version__
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ async def health(call: Call) -> Response:
 
 async def load(call: Call) -> Response:
     """HTTP requests in progress, this one apart."""
-    return json_response(Load(call.server.in_flight - 1))
+    others = [msgspec.json.decode(body, type=Load) for body in await ask_all(call)]
+    own = call.server.in_flight - 1
+    return json_response(Load(own + sum(other.server_load for other in others)))
 
 
 async def version(call: Call) -> Response:
@@ -39,13 +42,8 @@ async def version(call: Call) -> Response:
 async def metrics(call: Call) -> Response:
     """Prometheus's text, or OpenMetrics where the client asks for that."""
     from octavo.entrypoints.openai.metrics import expose
-    from octavo.entrypoints.openai.siblings import fetch
 
-    key = [header for header in call.scope["headers"] if header[0] in KEY_HEADERS]
-    try:
-        others = [await fetch(path, "/metrics", key) for path in call.server.siblings]
-    except OSError as error:  # without it, counters would seem to have gone back
-        raise unavailable(f"a front end's metrics cannot be had: {error}", "front_end") from None
+    others = await ask_all(call)  # without one of them, counters would seem to have gone back
     body, content_type = expose(call.server, call.header("accept"), others)
     return Response(body, headers={"content-type": content_type})
 

@@ -1,9 +1,9 @@
 """Requests that only another front end of the same server can answer.
 
-Front end 0 keeps what outlives a request (stored responses, files, batches), knows what the whole
-server measures, and answers for it. A resumable stream is kept by the front end that began it, and
-its id says which. Whoever else gets such a request passes it on, unread, over a socket that only
-this user may use. The same key is asked for there as here.
+Front end 0 keeps what outlives a request (stored responses, files, batches), and speaks for the
+whole server where all front ends must be asked (`ask_all`). A resumable stream is kept by the front
+end that began it, and its id says which. Whoever else gets such a request passes it on, unread,
+over a socket that only this user may use. The same key is asked for there as here.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 from octavo.entrypoints.openai.errors import unavailable
+from octavo.entrypoints.openai.gate import KEY_HEADERS
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from octavo.entrypoints.openai.endpoint import Call
     from octavo.entrypoints.openai.state import Server
 
-OWNED_PATHS = ("/metrics", "/v1/responses", "/v1/files", "/v1/batches")
+OWNED_PATHS = (
+    *("/metrics", "/load", "/abort", "/abort_requests"),
+    *("/v1/responses", "/v1/files", "/v1/batches"),
+)
 """Front end 0 answers these paths and all below them."""
 
 _STREAM = re.compile(r"/v1/streams/stream_([0-9]{1,3})_[0-9a-f]+")
@@ -78,29 +83,49 @@ class PassOn:
             self._server.num_passed_on -= 1
 
 
-async def fetch(path: str, target: str, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """The body that a sibling gives for a GET. Raises OSError: it cannot be had, or takes longer
-    than `FETCH_SECONDS`."""
+async def ask_all(call: Call, body: bytes = b"") -> list[bytes]:
+    """What the front ends that this one speaks for answer to the same request: the same method,
+    path and key. Raises APIError 503: one of them does not."""
+    scope = call.scope
+    key = [header for header in scope["headers"] if header[0] in KEY_HEADERS]
+    asked = [
+        fetch(path, scope["method"], scope["path"], key, body) for path in call.server.siblings
+    ]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, OSError):
+            raise unavailable(f"a front end is missing: {answer}", "front_end")
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if isinstance(answer, bytes)]
+
+
+async def fetch(
+    path: str, method: str, target: str, headers: list[tuple[bytes, bytes]], body: bytes = b""
+) -> bytes:
+    """The body that a sibling answers with. Raises OSError: it cannot be had, or takes longer than
+    `FETCH_SECONDS`."""
     try:
-        return await asyncio.wait_for(_fetch(path, target, headers), FETCH_SECONDS)
+        return await asyncio.wait_for(_fetch(path, method, target, headers, body), FETCH_SECONDS)
     except asyncio.TimeoutError:
         raise OSError(f"a front end did not answer {target} in {FETCH_SECONDS} s") from None
 
 
-async def _fetch(path: str, target: str, headers: list[tuple[bytes, bytes]]) -> bytes:
+async def _fetch(
+    path: str, method: str, target: str, headers: list[tuple[bytes, bytes]], body: bytes
+) -> bytes:
     answer = _Answer()
-    scope = {"method": "GET", "raw_path": target.encode(), "query_string": b"", "headers": headers}
+    headers = [*headers, (b"content-length", b"%d" % len(body))]
+    scope = {"method": method, "raw_path": target.encode(), "query_string": b"", "headers": headers}
     reader, writer = await asyncio.open_unix_connection(path)
     try:
-        writer.write(_head(scope, chunked=False))
-        body = b"".join(
-            [event["body"] async for event in _events(reader, answer) if "body" in event]
-        )
+        writer.write(_head(scope, chunked=False) + body)
+        data = [event["body"] async for event in _events(reader, answer) if "body" in event]
     finally:
         writer.close()
     if answer.status != 200:
         raise OSError(f"a front end answered {target} with {answer.status}")
-    return body
+    return b"".join(data)
 
 
 async def _pass_on(path: str, scope: Scope, receive: Receive, send: Send) -> None:

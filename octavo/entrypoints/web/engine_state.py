@@ -66,7 +66,7 @@ async def engine_state(call: Call) -> Response:
         kv_cache_dtype=engine.info.kv_cache_dtype,
         scheduling_policy=engine.config.scheduler.scheduling_policy,
         max_num_seqs=engine.config.scheduler.max_num_seqs,
-        max_num_batched_tokens=engine.config.scheduler.max_num_batched_tokens,
+        max_num_batched_tokens=engine.config.scheduler.max_step_tokens,
         max_model_len=model.max_model_len,
         memory=engine.info.memory_plan,
         view=await feed.view(query.after_step, query.block),

@@ -12,7 +12,8 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
 from octavo.entrypoints.anthropic.messages import UNPARSED
-from tests.entrypoints.openai.fake_engine import FakeEngine, FakeTokenizer
+from tests.entrypoints.openai.fake_engine import FakeEngine
+from tests.entrypoints.openai.fake_tokenizer import FakeTokenizer
 from tests.entrypoints.openai.harness import MODEL, Running, serving, strict_json
 
 TOOLS: list[Any] = [

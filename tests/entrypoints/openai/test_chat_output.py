@@ -12,7 +12,8 @@ from openai import AsyncOpenAI, OpenAI
 
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.errors import ConfigError
-from tests.entrypoints.openai.fake_engine import FakeEngine, FakeTokenizer
+from tests.entrypoints.openai.fake_engine import FakeEngine
+from tests.entrypoints.openai.fake_tokenizer import FakeTokenizer
 from tests.entrypoints.openai.harness import MODEL, Reply, Running, serving
 from tests.entrypoints.openai.joined import Joined, join, join_message
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.engine.fakes import IM_END, IM_START
-from tests.entrypoints.openai.fake_engine import FakeEngine, FakeTokenizer
+from tests.entrypoints.openai.fake_engine import FakeEngine
+from tests.entrypoints.openai.fake_tokenizer import FakeTokenizer
 from tests.entrypoints.openai.harness import MODEL, Running, serving
 
 USER = [{"role": "user", "content": "hi"}]

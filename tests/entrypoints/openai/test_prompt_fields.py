@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.entrypoints.openai.fake_engine import FakeEngine, FakeTokenizer
+from tests.entrypoints.openai.fake_engine import FakeEngine
+from tests.entrypoints.openai.fake_tokenizer import FakeTokenizer
 from tests.entrypoints.openai.harness import MODEL, Reply, Running, serving
 
 USER = {"role": "user", "content": "hi"}

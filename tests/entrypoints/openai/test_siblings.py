@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import uvicorn
 
+from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.front_ends import listen_privately
 from octavo.entrypoints.openai.siblings import PassOn, fetch, owner_of
 from octavo.entrypoints.openai.state import Server
+from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import (
     Reply,
     close,
@@ -249,9 +251,9 @@ async def test_an_answer_that_breaks_off_is_no_whole_answer(tmp_path: Path) -> N
 async def test_fetch(tmp_path: Path) -> None:
     async with passing_on(tmp_path) as (_, _, path):
         with pytest.raises(OSError, match="201"):
-            await fetch(path, "/metrics", [])
+            await fetch(path, "GET", "/metrics", [])
     with pytest.raises(ConnectionRefusedError):
-        await fetch(path, "/metrics", [])
+        await fetch(path, "GET", "/metrics", [])
 
 
 async def test_one_that_says_nothing_is_not_waited_for(
@@ -262,13 +264,37 @@ async def test_one_that_says_nothing_is_not_waited_for(
     with listen_privately(path) as sock:
         sock.listen()
         with pytest.raises(OSError, match="did not answer"):
-            await fetch(path, "/metrics", [])
+            await fetch(path, "GET", "/metrics", [])
 
 
-async def test_metrics_without_one_of_the_front_ends(tmp_path: Path) -> None:
+async def test_what_concerns_all_reaches_all(tmp_path: Path) -> None:
+    """A request that another front end serves is counted, and aborted, by the one that was asked;
+    with its key."""
+    path = str(tmp_path / "second.sock")
+    options = {"server_dev_mode": True, "api_key": ["secret"]}
+    key = {"authorization": "Bearer secret"}
+    engine = FakeEngine(step_seconds=0.001)
+    async with (
+        serving(**options) as first,
+        serving(engine, **options) as second,
+        _listening(build_app(second.server), uds=path),
+    ):
+        first.server.siblings = [path]
+        body = {"prompt": "count", "max_tokens": 4000, "request_id": "one"}
+        request = asyncio.ensure_future(second.post("/v1/completions", body, **key))
+        await eventually(lambda: engine.stats().num_running == 1)
+        assert (await first.get("/load", **key)).json == {"server_load": 1}
+        for number in (1, 0):
+            reply = await first.post("/abort", {"request_ids": ["cmpl-one"]}, **key)
+            assert reply.json == {"num_aborted": number}
+        assert (await request).error["code"] == "aborted"
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/load"])
+async def test_all_without_one_of_them(tmp_path: Path, path: str) -> None:
     async with serving() as s:
         s.server.siblings = [str(tmp_path / "nobody.sock")]
-        reply = await s.get("/metrics")
+        reply = await s.get(path)
     assert reply.status == 503
     assert reply.error["code"] == "front_end"
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.entrypoints.openai.fake_engine import FakeEngine, FakeTokenizer
+from tests.entrypoints.openai.fake_engine import FakeEngine
+from tests.entrypoints.openai.fake_tokenizer import FakeTokenizer
 from tests.entrypoints.openai.harness import Running
 from tests.entrypoints.web.lab import in_thread, page_of, screenshot
 
