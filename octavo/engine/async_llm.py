@@ -273,6 +273,10 @@ class AsyncLLM:
         check = partial(self._input_processor.check_num_chars, param=param)
         await self._in_thread(check, num_chars)
 
+    def check_length(self, params: SamplingParams, num_prompt_tokens: int) -> None:
+        """Refuse a prompt that is too long (`InputProcessor.check_length`)."""
+        self._input_processor.check_length(params, num_prompt_tokens)
+
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Text to ids, off the event loop."""
         encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens)

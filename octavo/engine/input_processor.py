@@ -308,6 +308,16 @@ class InputProcessor:
                 )
         return token_ids
 
+    def check_length(self, params: SamplingParams, num_prompt_tokens: int) -> None:
+        """Refuse a prompt that the model cannot hold with what is to be generated.
+
+        Raises:
+            RequestError: it is empty.
+            PromptTooLongError: it is too long.
+        """
+        self._check_length(num_prompt_tokens, 1)
+        self._max_tokens(params, num_prompt_tokens)
+
     def _check_length(self, num_tokens: int, num_more: int) -> None:
         if num_tokens == 0:
             raise RequestError(
@@ -332,6 +342,12 @@ class InputProcessor:
 
     def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Fill in `max_tokens` and `seed`. Never changes the caller's object."""
+        max_tokens = self._max_tokens(params, num_prompt_tokens)
+        seed = self._draw_seed() if params.seed is None else params.seed
+        return msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed)
+
+    def _max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:
+        """How many may be generated. Raises PromptTooLongError: fewer than asked for."""
         limit = self._max_model_len
         room = limit - num_prompt_tokens
         max_tokens = room if params.max_tokens is None else params.max_tokens
@@ -347,8 +363,7 @@ class InputProcessor:
                 f"room for {room}, fewer than min_tokens={params.min_tokens}",
                 param="min_tokens",
             )
-        seed = self._draw_seed() if params.seed is None else params.seed
-        return msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed)
+        return max_tokens
 
     @cached_property
     def _thinking(self) -> Thinking:

@@ -13,6 +13,7 @@ from octavo.entrypoints.openai.endpoint import Call
 from octavo.entrypoints.openai.errors import APIError, as_api_error, bad_request
 from octavo.entrypoints.openai.record import RequestRecord
 from octavo.entrypoints.openai.sse import EventStream
+from octavo.entrypoints.responses import routes as responses
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+
 ENDPOINTS: dict[str, APIRoute] = {
     route.path: route
-    for route in (*chat.ROUTES, *completions.ROUTES, *embeddings.ROUTES)
-    if route.path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+    for route in (*chat.ROUTES, *completions.ROUTES, *embeddings.ROUTES, *responses.ROUTES)
+    if route.path in _PATHS and route.method == "POST"
 }
 """Those that a batch may be for."""
 

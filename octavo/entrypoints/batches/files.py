@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 MAX_UPLOADS = 16
 """At once."""
+MAX_KEY_UPLOADS = MAX_UPLOADS // 2
+"""At once with one API key, so that others have a place too."""
 MIN_UPLOAD_RATE = 64 * 2**10
 """Bytes per second that an upload must have, after the time that every body has."""
 
@@ -61,13 +63,14 @@ async def create_file(call: Call) -> Response:
         if int(length) > max_bytes + MAX_OVERHEAD_BYTES:
             raise too_large(max_bytes)
         num_bytes = min(max_bytes, int(length))
-    if service.num_uploads >= MAX_UPLOADS:
+    owner = owner_of(call)
+    if service.uploads.total() >= MAX_UPLOADS:
         raise unavailable(f"{MAX_UPLOADS} uploads are under way", "queue_full")
-    service.num_uploads += 1
+    if owner and service.uploads[owner] >= MAX_KEY_UPLOADS:
+        raise unavailable(f"{MAX_KEY_UPLOADS} uploads of this key are under way", "queue_full")
+    service.uploads[owner] += 1
     try:
-        file_id = await service.call(
-            lambda store: store.files.begin_upload(owner_of(call), num_bytes)
-        )
+        file_id = await service.call(lambda store: store.files.begin_upload(owner, num_bytes))
         try:
             return json_response(await _take_in(call, service, file_id, boundary))
         except BaseException as error:
@@ -76,7 +79,7 @@ async def create_file(call: Call) -> Response:
                 raise StorageFullError(f"the file could not be stored: {error.strerror}") from None
             raise
     finally:
-        service.num_uploads -= 1
+        service.uploads[owner] -= 1
 
 
 async def _take_in(call: Call, service: BatchService, file_id: str, boundary: bytes) -> FileObject:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -48,7 +49,7 @@ class BatchService:
 
     Attributes:
         slots: lines in flight.
-        num_uploads: that are under way.
+        uploads: that are under way, by owner.
         num_finished: lines, by outcome.
     """
 
@@ -62,7 +63,7 @@ class BatchService:
         self.max_line_bytes = config.max_request_bytes
         self.slots = LineSlots(config.max_batch_lines_in_flight or _idle_places(server))
         self.answers = LineAnswers(server)
-        self.num_uploads = 0
+        self.uploads: Counter[str] = Counter()
         self.num_finished = {"completed": 0, "failed": 0}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-batches")
         self._store: Store | None = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
-from octavo.engine.chat_messages import normal_messages
+from octavo.engine.chat_messages import normal_messages, strings_in
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, TokenizeRequest
 from octavo.entrypoints.openai.tool_choice import chosen_tools
@@ -40,16 +41,23 @@ async def render_chat(
         options.setdefault("reasoning_effort", request.reasoning_effort)
         if request.reasoning_effort == "none":
             options.setdefault("enable_thinking", False)
-    num_chars = sum(map(_num_chars, request.messages or ()))
     if isinstance(request, ChatCompletionRequest):
         if request.chat_template is not None:
             options["chat_template"] = request.chat_template
         if request.documents:
             _check_documents(request, model, options)
             options["documents"] = request.documents
-            num_chars += sum(len(text) for d in request.documents for text in d.values())
     tools = chosen_tools(request)
-    await model.engine.check_num_chars(num_chars, "messages")
+    documents = request.documents if isinstance(request, ChatCompletionRequest) else None
+    num_chars = 0
+    for name, value in (
+        ("messages", request.messages),
+        ("tools", tools),
+        ("chat_template_kwargs", request.chat_template_kwargs),
+        ("documents", documents),
+    ):
+        num_chars += await asyncio.to_thread(_num_chars, value, name)
+        await model.engine.check_num_chars(num_chars, name)
     ids = await model.engine.render_chat(
         request.messages or [],
         add_generation_prompt=not go_on if opens is None else opens,
@@ -86,11 +94,6 @@ def _check_documents(
         )
 
 
-def _num_chars(message: dict[str, Any]) -> int:
-    """Characters of a message's text, whatever else is in it."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return len(content)
-    parts = content if isinstance(content, list) else []
-    texts = (part.get("text") for part in parts if isinstance(part, dict))
-    return sum(len(text) for text in texts if isinstance(text, str))
+def _num_chars(value: Any, param: str) -> int:
+    """Characters that a template gets to see of a value. Raises RequestError: it is no JSON."""
+    return sum(map(len, strings_in(value, param)))

@@ -138,15 +138,16 @@ class Gate:
 
 def _given_key(headers: Headers) -> bytes:
     """The one key in `Authorization: Bearer KEY` or `x-api-key: KEY` (as Anthropic's clients send
-    it); empty: there is none, or more than one."""
-    keys = []
+    it), or in one header of each; empty: there is none, or they are not the same."""
+    bearers, plain = [], []
     for name, value in headers:
         if name == b"authorization":
             scheme, _, token = value.partition(b" ")
-            keys.append(token.strip() if scheme.lower() == b"bearer" else b"")
+            bearers.append(token.strip() if scheme.lower() == b"bearer" else b"")
         elif name == b"x-api-key":
-            keys.append(value.strip())
-    return keys[0] if len(keys) == 1 else b""
+            plain.append(value.strip())
+    is_one = len(bearers) <= 1 and len(plain) <= 1 and len({*bearers, *plain}) == 1
+    return (bearers or plain)[0] if is_one else b""
 
 
 def _request_id(headers: Headers) -> str:

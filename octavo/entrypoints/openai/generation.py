@@ -74,6 +74,8 @@ class Generation:
                 name,
             )
         self._ids = [self.server.internal_id(self.public_id) for _ in self.prompts]
+        for i, prompt in enumerate(self.prompts):  # before the key's tokens are taken
+            self.model.engine.check_length(self._params(i), len(prompt))
         log_request(self.server.config, self.ticket.record, self.model, self.prompts)
         self.ticket.admit(
             {

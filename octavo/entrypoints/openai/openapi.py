@@ -90,7 +90,7 @@ def openapi_document(routes: Sequence[APIRoute]) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Octavo", "version": __version__},
-        "security": [{"key": []}],
+        "security": [{"bearer": []}, {"x-api-key": []}],
         "paths": paths,
         "components": {
             "schemas": components,
@@ -98,7 +98,10 @@ def openapi_document(routes: Sequence[APIRoute]) -> dict[str, Any]:
                 str(status): {"description": _ERRORS[status], "content": error}
                 for status in sorted(statuses)
             },
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 

@@ -203,7 +203,14 @@ class StreamStore:
     def keep(self, stream: ResumableStream) -> None:
         """A stream begins. Raises APIError 503: there are too many."""
         num, most = len(self._streams), self._max_streams
-        if num >= most and not self._drop_ended():
+        num_of_key = sum(s.key == stream.key for s in self._streams.values())
+        if stream.key is not None and 2 * num_of_key >= most and not self._drop_ended(stream.key):
+            message = (
+                f"{num_of_key} resumable streams of this API key run or are read, of at most "
+                f"{most // 2}; leave resumable out"
+            )
+            raise unavailable(message, "too_many_streams")
+        if len(self._streams) >= most and not self._drop_ended():
             message = (
                 f"{num} resumable streams run or are read, of at most {most}; leave resumable out"
             )
@@ -240,10 +247,12 @@ class StreamStore:
             largest.shrink(before // 2)
             self._num_bytes -= before - largest.num_bytes
 
-    def _drop_ended(self) -> bool:
-        """Forget the oldest stream that has ended and that nobody reads, if there is one."""
+    def _drop_ended(self, *keys: str | None) -> bool:
+        """Forget the oldest stream (of these keys, if any are given) that has ended and that nobody
+        reads, if there is one."""
         for stream in self._streams.values():
-            if stream.task is None and not stream.num_readers:
+            is_one = not keys or stream.key in keys
+            if is_one and stream.task is None and not stream.num_readers:
                 self.drop(stream)
                 return True
         return False

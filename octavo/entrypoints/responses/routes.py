@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import msgspec
 
+from octavo.contracts.messages import ServiceClass
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.chat import begin_chat
 from octavo.entrypoints.openai.errors import (
@@ -62,6 +63,10 @@ async def create_response(call: Call) -> HTTPResponse | EventStream:
     request = parse_body(call.take_body(), ResponsesRequest, UNSUPPORTED)
     if request.background and request.store is False:
         raise bad_request("background=true needs store=true: leave store out", "store")
+    if call.service_class is ServiceClass.BATCH:
+        if request.background:
+            raise bad_request("a batch is in the background already; leave it out", "background")
+        request.store = False  # the batch's results keep it: it would displace others
     earlier: list[dict[str, Any]] = []
     if request.previous_response_id is not None:
         earlier = _previous(call, request.previous_response_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import msgspec
 
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.event_log import EventLog
-from octavo.entrypoints.responses.protocol import Response
+from octavo.entrypoints.responses.protocol import FunctionCallItem, Response
 from octavo.errors import shown
 
 MAX_RESPONSES = 1024
@@ -51,9 +52,21 @@ class StoredResponse:
         size += self.log.num_bytes if self.log is not None else 0
         return size + len(msgspec.json.encode(self.response))
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing makes it any more."""
+        return self.task is None or self.task.done()
+
     def conversation(self) -> list[dict[str, Any]]:
-        """All items up to the end of its output."""
-        output = msgspec.json.encode(self.response.output)
+        """All items up to the end of its output, but for a call that was cut off: it was not made,
+        and its arguments are no JSON."""
+        output = msgspec.json.encode(
+            [
+                item
+                for item in self.response.output
+                if not (isinstance(item, FunctionCallItem) and item.status == "incomplete")
+            ]
+        )
         items: list[dict[str, Any]] = []
         for part in (self.earlier_items, self.input_items, output):
             items += msgspec.json.decode(part)
@@ -67,8 +80,9 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The newest ones: the oldest are forgotten. Those that are being made are always kept: their
-    number is bounded by the queue.
+    """The newest ones. Where there are too many, or they are too large, the oldest of the key that
+    has the most are forgotten, so that one key does not displace the others'. Those that are being
+    made are always kept: their number is bounded by the queue.
 
     Args:
         clock: seconds, that only grow.
@@ -89,6 +103,8 @@ class ResponseStore:
         self._entries: dict[str, StoredResponse] = {}
         self._sizes: dict[str, int] = {}
         self._num_bytes = 0
+        self._bytes_of: Counter[str | None] = Counter()  # by key
+        self._num_of: Counter[str | None] = Counter()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -103,6 +119,8 @@ class ResponseStore:
         self._entries[entry.response.id] = entry
         size = self._sizes[entry.response.id] = entry.num_bytes
         self._num_bytes += size
+        self._bytes_of[entry.key] += size
+        self._num_of[entry.key] += 1
         self._forget()
 
     def get(self, response_id: str, key: str | None) -> StoredResponse:
@@ -120,17 +138,33 @@ class ResponseStore:
 
     def drop(self, response_id: str) -> None:
         """Forget it, if it is there."""
-        if self._entries.pop(response_id, None) is not None:
-            self._num_bytes -= self._sizes.pop(response_id)
+        entry = self._entries.pop(response_id, None)
+        if entry is None:
+            return
+        size = self._sizes.pop(response_id)
+        self._num_bytes -= size
+        self._bytes_of[entry.key] -= size
+        self._num_of[entry.key] -= 1
+        if not self._num_of[entry.key]:
+            del self._num_of[entry.key], self._bytes_of[entry.key]
 
     def _forget(self) -> None:
         oldest = self._clock() - self._max_seconds
         for response_id, entry in list(self._entries.items()):
-            if (
-                entry.stored_at >= oldest
-                and len(self._entries) <= self._max_responses
-                and self._num_bytes <= self._max_bytes
-            ):
-                return
-            if entry.task is None or entry.task.done():
+            if entry.stored_at >= oldest:
+                break
+            if entry.is_done:
                 self.drop(response_id)
+        while len(self._entries) > self._max_responses and self._forget_oldest(self._num_of):
+            pass
+        while self._num_bytes > self._max_bytes and self._forget_oldest(self._bytes_of):
+            pass
+
+    def _forget_oldest(self, used: Counter[str | None]) -> bool:
+        """Forget the oldest one of the key that uses most, of those with one that can be."""
+        for key, _ in used.most_common():
+            for response_id, entry in self._entries.items():
+                if entry.key == key and entry.is_done:
+                    self.drop(response_id)
+                    return True
+        return False

@@ -136,7 +136,7 @@ async def test_an_upload_that_is_broken_off_leaves_nothing(tmp_path: Path) -> No
             if not leaves:
                 assert (await read_reply(reader)).status == 408
             else:
-                await eventually(lambda: batches.num_uploads == 1)
+                await eventually(lambda: batches.uploads.total() == 1)
             await close(writer)
             await eventually(lambda: s.server.in_flight == 0)
         await batches.call(lambda store: None)  # behind all that it was asked

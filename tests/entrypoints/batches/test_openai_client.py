@@ -122,6 +122,29 @@ async def test_embeddings(tmp_path: Path) -> None:
     assert found["1"] == alone.data[0].embedding
 
 
+async def test_responses(tmp_path: Path) -> None:
+    async with serving(batch_dir=str(tmp_path)) as s, client_of(s) as client:
+        lines = [
+            {
+                "custom_id": name,
+                "method": "POST",
+                "url": "/v1/responses",
+                "body": {"model": MODEL, "input": "SAY:abc", **fields},
+            }
+            for name, fields in (("a", {}), ("b", {"background": True}), ("c", {"stream": True}))
+        ]
+        batch = await create(client, lines, endpoint="/v1/responses")
+        done = await until(client, batch.id, "completed")
+        (good,) = await content_of(client, done.output_file_id)
+        wrong = await content_of(client, done.error_file_id)
+        assert len(s.server.responses) == 0
+    answer = good["response"]["body"]
+    assert (answer["status"], answer["store"]) == ("completed", False)
+    assert answer["output"][0]["content"][0]["text"] == "abc"
+    params = {r["custom_id"]: r["response"]["body"]["error"]["param"] for r in wrong}
+    assert params == {"b": "background", "c": "stream"}
+
+
 async def test_completions(tmp_path: Path) -> None:
     async with serving(batch_dir=str(tmp_path)) as s, client_of(s) as client:
         body = {"model": MODEL, "prompt": ["SAY:a", "SAY:b"]}

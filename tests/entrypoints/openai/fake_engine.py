@@ -231,6 +231,9 @@ class FakeEngine:
     async def check_num_chars(self, num_chars: int, param: str) -> None:
         self._input.check_num_chars(num_chars, param=param)
 
+    def check_length(self, params: SamplingParams, num_prompt_tokens: int) -> None:
+        self._input.check_length(params, num_prompt_tokens)
+
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         await asyncio.sleep(0)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -145,3 +145,23 @@ async def test_bos_before_a_template() -> None:
         plain = (await s.post("/tokenize", {"messages": USER})).json["tokens"]
         more = (await s.post("/tokenize", {"messages": USER, "add_special_tokens": True})).json
         assert more["tokens"] == [257, *plain]
+
+
+async def test_all_that_a_template_gets_is_counted() -> None:
+    long = "x" * 400_000
+    call = {
+        "type": "function",
+        "id": "a",
+        "function": {"name": "f", "arguments": f'{{"a": "{long}"}}'},
+    }
+    tool = {"type": "function", "function": {"name": "f", "description": long}}
+    user = {"role": "user", "content": "SAY:a"}
+    async with serving() as s:
+        for fields, param in (
+            ({"messages": [user, {"role": "assistant", "tool_calls": [call]}]}, "messages"),
+            ({"messages": [user], "tools": [tool]}, "tools"),
+            ({"messages": [user], "chat_template_kwargs": {"a": [long]}}, "chat_template_kwargs"),
+        ):
+            reply = await s.post("/v1/chat/completions", fields)
+            assert (reply.status, reply.error["param"]) == (400, param)
+            assert "characters, more than max_model_len" in reply.error["message"]

@@ -57,7 +57,11 @@ async def test_two_authorizations_are_refused() -> None:
     async with serving(api_key=["k"]) as s:
         head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n"
         assert (await s.raw(head + b"\r\n")).status == 200
-        assert (await s.raw(head + b"authorization: Bearer x\r\n\r\n")).status == 401
+        for more in (b"authorization: Bearer x", b"authorization: Bearer k"):
+            assert (await s.raw(head + more + b"\r\n\r\n")).status == 401
+        same = b"x-api-key: k\r\n"
+        assert (await s.raw(head + same + b"\r\n")).status == 200
+        assert (await s.raw(head + 2 * same + b"\r\n")).status == 401
 
 
 async def test_a_body_is_not_read_without_a_key() -> None:
@@ -98,6 +102,8 @@ async def test_a_key_comes_as_x_api_key_too() -> None:
             ({"x_api_key": "k"}, 200),
             ({"x_api_key": "wrong"}, 401),
             ({"x_api_key": "Bearer k"}, 401),
+            ({"x_api_key": "k", "authorization": "Bearer k"}, 200),
+            ({"x_api_key": "wrong", "authorization": "Bearer k"}, 401),
             ({"x_api_key": "k", "authorization": "Bearer wrong"}, 401),
             ({"x_api_key": "k", "authorization": "Basic k"}, 401),
         ):

@@ -285,3 +285,14 @@ async def test_the_official_client_waits_and_comes_again(tmp_path: Path) -> None
                 await client.with_options(max_retries=0).models.list()
             assert raised.value.code == "rate_limit_exceeded"
             assert len((await client.models.list()).data) == 1  # one a second
+
+
+async def test_a_prompt_that_is_refused_costs_no_tokens(tmp_path: Path) -> None:
+    keys = KeyRing(path=key_file(tmp_path, alice(tokens_per_minute=1000)))
+    async with serving(keys=keys) as s:
+        (key,) = keys
+        body = {"prompt": "SAY:abc", "max_tokens": 10**6}
+        assert (await s.post("/v1/completions", body, **ALICE)).status == 400
+        assert key.account.prompt_tokens == 0
+        assert (await s.post("/v1/completions", {"prompt": "SAY:abc"}, **ALICE)).status == 200
+        assert key.account.prompt_tokens > 0

@@ -14,6 +14,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from octavo.entrypoints.batches.answers import LineAnswers
 from octavo.entrypoints.openai import streams
+from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.keys import KeyRing
 from octavo.entrypoints.openai.streams import StreamStore
 from tests.entrypoints.openai.fake_engine import FakeEngine
@@ -452,3 +453,19 @@ async def test_ids_tell_nothing_of_each_other() -> None:
             assert re.fullmatch(r"stream_0_[0-9a-f]{32}", stream.id)
             ids.add(stream.id)
         assert len(ids) == 3
+
+
+def test_a_key_has_half_of_the_streams() -> None:
+    store = StreamStore(60, max_streams=4)
+    alice = [store.new_stream("alice") for _ in range(3)]
+    for stream in alice:
+        stream.num_readers = 1
+    store.keep(alice[0])
+    store.keep(alice[1])
+    with pytest.raises(APIError, match="2 resumable streams of this API key"):
+        store.keep(alice[2])
+    store.keep(store.new_stream("bob"))
+    alice[0].num_readers = 0  # it has ended: it makes room for her own
+    store.keep(alice[2])
+    assert alice[0] not in store
+    assert len(store) == 3

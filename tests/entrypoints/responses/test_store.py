@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from octavo.entrypoints.openai.errors import APIError
-from octavo.entrypoints.responses.protocol import Response
+from octavo.entrypoints.responses.protocol import FunctionCallItem, Response
 from octavo.entrypoints.responses.store import ResponseStore, StoredResponse
 
 
@@ -99,3 +99,24 @@ async def test_what_is_being_made_is_kept() -> None:
     await making.stop()
     store.put(entry("d"))
     assert there(store, "a", "d") == [False, True]
+
+
+def test_one_key_does_not_displace_anothers() -> None:
+    for limits, size in (({"max_responses": 4}, 0), ({"max_bytes": 10_000}, 1500)):
+        store = ResponseStore(**limits)
+        store.put(entry("mine", size=size, key="alice"))
+        for i in range(20):
+            store.put(entry(f"other{i}", size=size, key="bob"))
+        assert store.get("mine", "alice")
+        assert store.get("other19", "bob")
+        with pytest.raises(APIError, match="there is no response"):
+            store.get("other1", "bob")
+
+
+def test_a_call_that_was_cut_off_is_no_part_of_the_conversation() -> None:
+    made = FunctionCallItem(id="a", call_id="a", name="f", arguments="{}", status="completed")
+    cut = FunctionCallItem(id="b", call_id="b", name="f", arguments='{"x', status="incomplete")
+    stored = entry("a")
+    stored.input_items = b"[]"
+    stored.response.output = [made, cut]
+    assert [item["id"] for item in stored.conversation()] == ["a"]
