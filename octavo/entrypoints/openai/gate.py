@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.entrypoints.anthropic.errors import error_response
 from octavo.entrypoints.openai.cors import refuse_foreign_page
-from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.errors import APIError, bad_request
 from octavo.entrypoints.openai.record import OTHER_ROUTE, RequestRecord
 from octavo.errors import shown
 from octavo.log import current_request_id, get_logger
@@ -98,6 +98,7 @@ class Gate:
     ) -> None:
         key = None
         try:
+            _refuse_two_hosts(scope["headers"])
             refuse_foreign_page(scope["method"], scope["headers"], self._server.config)
             if not is_open(scope["path"]) and len(self._server.keys):
                 key = self._server.keys.find(_given_key(scope["headers"]))
@@ -134,6 +135,13 @@ class Gate:
             "" if record.key is None else f" {record.key.name}",
             extra={"fields": record.log_fields(seconds)},
         )
+
+
+def _refuse_two_hosts(headers: Headers) -> None:
+    """Raise APIError 400 for more than one Host (RFC 9112, section 3.2): a proxy may have gone by
+    the other one."""
+    if sum(name == b"host" for name, _ in headers) > 1:
+        raise bad_request("the request has more than one Host header; send one")
 
 
 def _given_key(headers: Headers) -> bytes:

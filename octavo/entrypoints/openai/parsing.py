@@ -107,8 +107,10 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
             )
     try:
         values = msgspec.json.decode(body)
-    except msgspec.ValidationError as error:  # a number out of range
-        raise _wrong_type(error) from None
+    except msgspec.ValidationError:  # of values without a type it is only ever this
+        raise bad_request(
+            "the body holds a number out of range: at most 1.7e308, an integer 4,300 digits"
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"the body is not valid JSON: {error}") from None
     except RecursionError:

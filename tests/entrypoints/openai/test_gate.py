@@ -64,6 +64,15 @@ async def test_two_authorizations_are_refused() -> None:
         assert (await s.raw(head + 2 * same + b"\r\n")).status == 401
 
 
+async def test_two_hosts_are_refused() -> None:
+    async with serving() as s:
+        head = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+        assert (await s.raw(head + b"\r\n")).status == 200
+        reply = await s.raw(head + b"Host: x\r\n\r\n")
+        assert reply.status == 400
+        assert "more than one Host" in reply.error["message"]
+
+
 async def test_a_body_is_not_read_without_a_key() -> None:
     async with serving(api_key=["k"], body_timeout=0.01) as s:
         head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
