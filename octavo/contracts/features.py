@@ -15,7 +15,7 @@ from octavo.contracts.messages import EngineRequest
 from octavo.contracts.step import NewRequestData, RunnerOutput, SchedulerOutput
 
 
-class RequestView(Protocol):
+class HookRequest(Protocol):
     """What a hook may read of the scheduler's request."""
 
     @property
@@ -52,30 +52,30 @@ class SchedulerHook:
     name: str = ""
     error_param: str | None = None
 
-    def on_add(self, request: RequestView) -> None:
+    def on_add(self, request: HookRequest) -> None:
         """A request arrived."""
 
-    def can_admit(self, request: RequestView) -> Admission:
+    def can_admit(self, request: HookRequest) -> Admission:
         """May it leave the waiting queue (grammar compiled, adapter slot free, KV arrived …)?"""
         return Admission.READY
 
-    def error_of(self, request: RequestView) -> str:
+    def error_of(self, request: HookRequest) -> str:
         """The message for the user after `Admission.FAIL`."""
         return f"{self.name} refused the request"
 
-    def clamp_tokens(self, request: RequestView, num_new_tokens: int) -> int:
+    def clamp_tokens(self, request: HookRequest, num_new_tokens: int) -> int:
         """At most how many of `num_new_tokens` may be scheduled now (≥ 0)."""
         return num_new_tokens
 
-    def extra_hash_keys(self, request: RequestView, start: int, end: int) -> Sequence[Hashable]:
+    def extra_hash_keys(self, request: HookRequest, start: int, end: int) -> Sequence[Hashable]:
         """Keys, beside tokens, that change the KV of tokens start…end-1. Tag each with its kind."""
         return ()
 
-    def on_preempt(self, request: RequestView) -> None:
+    def on_preempt(self, request: HookRequest) -> None:
         """It lost its blocks and will be computed again. They may be written to by the next step:
         reads that outlive a step must be over before that step's forward (`before_forward`)."""
 
-    def on_finish(self, request: RequestView) -> bool:
+    def on_finish(self, request: HookRequest) -> bool:
         """It ended. True keeps its blocks until `take_freed` names it."""
         return False
 

@@ -23,7 +23,7 @@ that step fail, the scheduler drops the hashes and restarts the sharers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -102,13 +102,30 @@ class KVCacheManager:
         held = sum(len(table) - table.count(null) for table in request.block_tables)
         return max(0, self.max_blocks(request.num_tokens) - held)
 
-    def num_blocks_of(self, requests: Iterable[Request], *, without: Prefix) -> int:
-        """Blocks that become free when these requests lose theirs, those of a prefix apart."""
-        tables = chain.from_iterable(request.block_tables for request in requests)
-        holds = Counter(chain.from_iterable(tables))
-        for block in chain(*without.blocks):
-            del holds[block]
-        return sum(not b.is_null and b.ref_cnt == count for b, count in holds.items())
+    def num_to_free(
+        self, requests: Sequence[Request], num_blocks: int, *, without: Prefix
+    ) -> int | None:
+        """How many of these requests, from the front, must lose their blocks so that `num_blocks`
+        become free, those of a prefix apart; None if all of them have too few. The blocks are
+        counted one by one only as far as is needed."""
+        num_held = sum(len(table) for request in requests for table in request.block_tables)
+        if num_held < num_blocks:
+            return None
+        needed = set(chain(*without.blocks))
+        holds: Counter[Block] = Counter()  # of shared blocks
+        num_freed = 0
+        for count, request in enumerate(requests, start=1):
+            for block in chain(*request.block_tables):
+                if block.is_null or block in needed:
+                    continue
+                if block.ref_cnt > 1:
+                    holds[block] += 1
+                    if holds[block] < block.ref_cnt:
+                        continue
+                num_freed += 1
+            if num_freed >= num_blocks:
+                return count
+        return None
 
     def num_blocks_to_admit(self, request: Request, prefix: Prefix) -> int:
         """Free blocks that a waiting request takes for all tokens it knows, beginning with

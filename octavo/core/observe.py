@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from octavo.contracts.engine_view import (
     MAX_STEPS,
     BlockMap,
     BlockView,
+    EngineView,
     RequestView,
     StepEntry,
     StepView,
@@ -25,11 +27,13 @@ from octavo.contracts.engine_view import (
 )
 from octavo.contracts.features import Admission
 from octavo.contracts.kv_spec import NULL_BLOCK_ID
-from octavo.contracts.messages import SchedulerStats
+from octavo.contracts.messages import SchedulerStats, ServiceClass
 from octavo.core.block_pool import Block, BlockPool
 from octavo.core.hooks import HookChain
-from octavo.core.policy import MAX_OVERTAKES, MAX_PASSED_OVER
+from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.policy import MAX_OVERTAKES, MAX_PASSED_OVER, RequestQueue
 from octavo.core.request import Request, RequestStatus
+from octavo.core.room import Room
 from octavo.core.step_plan import Scheduled, StepRecord
 
 WATCH_SECONDS = 5.0
@@ -99,6 +103,97 @@ class StepLog:
         named = {entry.index for step in steps for entry in step.entries}
         ended = [self._ended[index][0] for index in sorted(named) if index in self._ended]
         return steps, ended
+
+
+class Observer:
+    """The scheduler as a person sees it who watches.
+
+    Args:
+        waiting, running: the scheduler's queues.
+    """
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        room: Room,
+        hooks: HookChain,
+        *,
+        waiting: RequestQueue,
+        running: RequestQueue,
+    ) -> None:
+        self._pool = kv.pool
+        self._room = room
+        self._hooks = hooks
+        self._waiting = waiting
+        self._running = running
+        self._log: StepLog | None = None  # while somebody watches
+
+    def planned(self, record: StepRecord) -> None:
+        """A step was planned."""
+        if self._log is not None:
+            record.planned_at = time.monotonic()
+
+    def settled(self, record: StepRecord, stats: Callable[[], SchedulerStats]) -> None:
+        """A step was settled; `stats` are asked for where somebody watches."""
+        if self._log is None:
+            return
+        if self._log.is_watched:
+            self._log.note(record, stats())
+        else:
+            self._log = None
+
+    def ended(self, request: Request, last_step: int) -> None:
+        """A request has ended that steps up to this one may name."""
+        if self._log is not None and request.last_admitted_step >= 0:
+            self._log.note_end(request_view(request, self._pool.null_block), last_step)
+
+    def view(
+        self,
+        stats: SchedulerStats,
+        *,
+        is_paused: bool,
+        is_budget_spent: bool,
+        after_step: int,
+        block_id: int | None,
+    ) -> EngineView:
+        """What is going on. Steps are noted from the first call on until `WATCH_SECONDS` after the
+        last.
+
+        Args:
+            stats: the scheduler's, now.
+            is_paused: whether the scheduler is.
+            is_budget_spent: whether the last step gave out all the tokens it may.
+            after_step: the last step that is known already.
+            block_id: a block to tell more about.
+        """
+        if self._log is None:
+            self._log = StepLog()
+        self._log.watch()
+        steps, ended = self._log.after(after_step)
+        pool, running, waiting = self._pool, self._running.requests, self._waiting.requests
+        shown = waiting[:MAX_SHOWN_WAITING]
+        num_reserved = self._room.num_reserved_blocks(max(ServiceClass))
+        reasons = waiting_reasons(
+            shown,
+            is_paused=is_paused,
+            has_place=self._room.has_place,
+            is_budget_spent=is_budget_spent,
+            hooks=self._hooks,
+            fits=lambda request: self._room.prefix_of(request, num_reserved) is not None,
+        )
+        view_of = partial(request_view, null_block=pool.null_block)
+        requests = [*map(view_of, running)]
+        requests += [view_of(request, reason=reason) for request, reason in zip(shown, reasons)]
+        holders = [*running, *self._hooks.kept]
+        return EngineView(
+            now=time.monotonic(),
+            stats=stats,
+            steps=steps,
+            requests=[*requests, *ended],
+            num_hidden_requests=len(waiting) - len(shown),
+            blocks=block_map(pool, holders),
+            block=None if block_id is None else block_view(pool, block_id, holders),
+        )
 
 
 def _entry(scheduled: Scheduled) -> StepEntry:

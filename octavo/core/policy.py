@@ -85,6 +85,13 @@ class RequestQueue:
         )
 
 
+def classes_in(*queues: RequestQueue) -> list[ServiceClass]:
+    """Those of the requests that are in the queues, in order."""
+    # There are two: they are those of the first and the last one.
+    filled = [queue.requests for queue in queues if queue.requests]
+    return sorted({requests[i].service_class for requests in filled for i in (0, -1)})
+
+
 class PassedOver:
     """The waiting requests that were found not to fit while a step is built."""
 

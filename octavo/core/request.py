@@ -68,7 +68,7 @@ class ForkSource:
 
 
 class Request:
-    """One request in the core. Also the `contracts.features.RequestView` that hooks read.
+    """One request in the core. Also the `contracts.features.HookRequest` that hooks read.
 
     Attributes:
         engine_request: what came over the wire.

@@ -66,14 +66,14 @@ class Room:
         return prefix if self._kv.num_blocks_to_admit(request, prefix) <= num_free else None
 
     def victims_for(self, request: Request, num_reserved: int) -> list[Request]:
-        """Running requests of lower classes, those to preempt first at the front; none where even
-        all of them would not leave enough for a waiting request."""
+        """Running requests of lower classes to preempt for a waiting one, in this order: as few as
+        leave a place and enough blocks; none where even all of them would not."""
         running = self._running.requests
-        victims = running[self._running.bounds(request.service_class)[1] :][::-1]
-        if not victims:
+        lower = running[self._running.bounds(request.service_class)[1] :][::-1]
+        if not lower:
             return []
         prefix = self._kv.get_computed_blocks(request)
         num_free = self._kv.num_free_blocks - num_reserved
-        num_gained = self._kv.num_blocks_of(victims, without=prefix)
-        fits = self._kv.num_blocks_to_admit(request, prefix) <= num_free + num_gained
-        return victims if fits else []
+        num_missing = self._kv.num_blocks_to_admit(request, prefix) - num_free
+        count = self._kv.num_to_free(lower, num_missing, without=prefix)
+        return [] if count is None else lower[:count]

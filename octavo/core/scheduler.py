@@ -12,10 +12,8 @@ What was in flight for a request that is preempted, or that ends, is dropped: it
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 from octavo.config.sections import SchedulerConfig
 from octavo.contracts.engine_view import EngineView
@@ -33,20 +31,14 @@ from octavo.contracts.step import BlockIds, RunnerOutput, SchedulerOutput
 from octavo.core.block_hash import BlockHasher
 from octavo.core.budget import TokenBudget
 from octavo.core.counters import Counters
+from octavo.core.failures import drop_hashes, mark_failed, sharers_since
 from octavo.core.forks import Forks
 from octavo.core.hooks import HookChain
 from octavo.core.integrity import check_scheduler
 from octavo.core.kv_cache_manager import KVCacheManager, Prefix
-from octavo.core.observe import (
-    MAX_SHOWN_WAITING,
-    StepLog,
-    block_map,
-    block_view,
-    request_view,
-    waiting_reasons,
-)
+from octavo.core.observe import Observer
 from octavo.core.pause import PauseState, have_begun
-from octavo.core.policy import MAX_TOKENS_BESIDE, ORDERS, PassedOver, RequestQueue
+from octavo.core.policy import MAX_TOKENS_BESIDE, ORDERS, PassedOver, RequestQueue, classes_in
 from octavo.core.progress import ProgressReports
 from octavo.core.request import Request, RequestStatus, check_request
 from octavo.core.room import Room
@@ -111,7 +103,9 @@ class Scheduler:
         self._counters = Counters(
             self._kv.pool.num_usable_blocks, caches_prefixes=enable_prefix_caching
         )
-        self._step_log: StepLog | None = None  # while somebody watches
+        self._observer = Observer(
+            self._kv, self._room, self._hooks, waiting=self._waiting, running=self._running
+        )
         self._progress = ProgressReports()
         # What happened since the last step was built, and has yet to be told.
         self._finished_ids: dict[str, None] = {}
@@ -203,7 +197,7 @@ class Scheduler:
         self._num_steps += 1
         self._num_deferred = 0
         is_still = self.pause_state is PauseState.PAUSED_ALL
-        for service_class in () if is_still else self._service_classes():
+        for service_class in () if is_still else classes_in(self._waiting, self._running):
             if self._room.is_shared_with_higher(service_class):
                 budget.withhold_all_but(MAX_TOKENS_BESIDE)
             self._schedule_running(plan, service_class)
@@ -221,17 +215,10 @@ class Scheduler:
         self._hooks.add_step_meta(step)
         if plan.record.scheduled:
             plan.record.hashed = self._kv.pool.take_hashed()
-            if self._step_log is not None:
-                plan.record.planned_at = time.monotonic()
+            self._observer.planned(plan.record)
             self._in_flight.append(plan.record)
         self._counters.count_step(step.total_num_scheduled_tokens)
         return step
-
-    def _service_classes(self) -> list[ServiceClass]:
-        """Those of the requests that are here, in order."""
-        # There are two: they are those of the first and the last one.
-        queues = [q.requests for q in (self._waiting, self._running) if q.requests]
-        return sorted({requests[i].service_class for requests in queues for i in (0, -1)})
 
     def _schedule_running(self, plan: StepPlan, service_class: ServiceClass) -> None:
         """Give the running requests of a class their tokens, in order; the last ones of all pay
@@ -401,57 +388,26 @@ class Scheduler:
                 if new.finish_reason is not None:
                     self._end(request)
                 outputs.append(new)
-        if self._step_log is not None:
-            self._note(record, self._step_log)
+        self._observer.settled(record, self.stats)
         return outputs + self._progress.news(self._waiting.requests)
-
-    def _note(self, record: StepRecord, log: StepLog) -> None:
-        if log.is_watched:
-            log.note(record, self.stats())
-        else:
-            self._step_log = None
 
     def _fail_in(
         self, record: StepRecord, errors: Mapping[str, str], params: Mapping[str, str]
     ) -> list[EngineOutput]:
-        """Fail requests of a step, before the results of the others are looked at.
-
-        Those that preemption took since then as well: coming back only to fail, they would restart
-        others, and be restarted, again and again.
-
-        Args:
-            errors: request id → why.
-            params: request id → its field that is at fault. What such a request computed is sound.
-        """
-        failed = [s[0] for s in record.scheduled if s[0].request_id in errors]
-        broken = [request for request in failed if request.request_id not in params]
-        is_news = not all(request.has_failed for request in broken)
-        for request in broken:
-            request.has_failed = True
+        """Fail requests of a step, before the results of the others are looked at; arguments as
+        for `mark_failed`."""
+        failed, is_news = mark_failed(record, errors, params)
         outputs = [
             self._fail(request, errors[request.request_id], params.get(request.request_id))
             for request in failed
             if not request.is_finished
         ]
         if is_news:  # a worker repeats itself until it knows
-            self._distrust(record)
-        return outputs
-
-    def _distrust(self, record: StepRecord) -> None:
-        """Trust nothing that a step and those after it computed of requests that failed.
-
-        They need not exist any more for others to have begun on it. So every hash given since then
-        is dropped, and every request that was admitted since then onto blocks of others starts
-        again; nothing of these was told to anybody yet, because steps are settled in order.
-        """
-        for request in list(self._running.requests):
-            if request.is_sharing and request.last_admitted_step >= record.step_id:
+            for request in sharers_since(record, self._running.requests):
                 self._preempt(request)
-        self._forks.forget_sources(self._waiting.requests)
-        pool = self._kv.pool
-        for hashed in (record.hashed, *(r.hashed for r in self._in_flight), pool.take_hashed()):
-            for block in hashed:
-                pool.drop_hash(block)
+            self._forks.forget_sources(self._waiting.requests)
+            drop_hashes((record, *self._in_flight), self._kv.pool)
+        return outputs
 
     # ---------------------------------------------------------------- changes of state
 
@@ -493,9 +449,7 @@ class Scheduler:
         request.epoch += 1
         if not self._hooks.finished(request):
             self._kv.free(request)
-        if self._step_log is not None and request.last_admitted_step >= 0:
-            view = request_view(request, self._kv.pool.null_block)
-            self._step_log.note_end(view, self._num_steps - 1)
+        self._observer.ended(request, self._num_steps - 1)
 
     # ---------------------------------------------------------------- looking at it
 
@@ -515,42 +469,13 @@ class Scheduler:
         return self._kv.pool.sampler.take()
 
     def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
-        """What is going on, for a person who watches. Steps are noted from the first call on until
-        `observe.WATCH_SECONDS` after the last.
-
-        Args:
-            after_step: the last step that is known already.
-            block_id: a block to tell more about.
-        """
-        if self._step_log is None:
-            self._step_log = StepLog()
-        self._step_log.watch()
-        steps, ended = self._step_log.after(after_step)
-        running, waiting = self._running.requests, self._waiting.requests
-        stats = self.stats()
-        shown = waiting[:MAX_SHOWN_WAITING]
-        num_reserved = self._room.num_reserved_blocks(max(ServiceClass))
-        reasons = waiting_reasons(
-            shown,
+        """What is going on, for a person who watches (`Observer.view`)."""
+        return self._observer.view(
+            self.stats(),
             is_paused=self.pause_state is not PauseState.UNPAUSED,
-            has_place=self._room.has_place,
             is_budget_spent=self._is_budget_spent,
-            hooks=self._hooks,
-            fits=lambda request: self._room.prefix_of(request, num_reserved) is not None,
-        )
-        pool = self._kv.pool
-        view_of = partial(request_view, null_block=pool.null_block)
-        requests = [*map(view_of, running)]
-        requests += [view_of(request, reason=reason) for request, reason in zip(shown, reasons)]
-        holders = [*running, *self._hooks.kept]
-        return EngineView(
-            now=time.monotonic(),
-            stats=stats,
-            steps=steps,
-            requests=[*requests, *ended],
-            num_hidden_requests=len(waiting) - len(shown),
-            blocks=block_map(pool, holders),
-            block=None if block_id is None else block_view(pool, block_id, holders),
+            after_step=after_step,
+            block_id=block_id,
         )
 
     def reset_prefix_cache(self) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo.contracts.features import Admission, RequestView, SchedulerHook
+from octavo.contracts.features import Admission, HookRequest, SchedulerHook
 from octavo.contracts.messages import ServiceClass
 from octavo.contracts.step import GrammarOutput, SchedulerOutput
 from octavo.structured.backend import clean_error
@@ -49,7 +49,7 @@ class _Constrained:
 
     __slots__ = ("error", "goes_on", "matcher", "num_matched", "request", "source")
 
-    def __init__(self, request: RequestView, source: GrammarSource) -> None:
+    def __init__(self, request: HookRequest, source: GrammarSource) -> None:
         params = request.engine_request.sampling_params
         self.request = request
         self.source = source
@@ -114,7 +114,7 @@ class StructuredOutputs(SchedulerHook):
 
     # ---------------------------------------------------------------- the scheduler's hook
 
-    def on_add(self, request: RequestView) -> None:
+    def on_add(self, request: HookRequest) -> None:
         if request.engine_request.service_class is ServiceClass.BATCH:
             self._batch_ids.add(request.request_id)
         source = request.engine_request.grammar
@@ -122,7 +122,7 @@ class StructuredOutputs(SchedulerHook):
             self._requests[request.request_id] = _Constrained(request, source)
             self._compiler.result(source)  # compile it while the request waits its turn
 
-    def can_admit(self, request: RequestView) -> Admission:
+    def can_admit(self, request: HookRequest) -> Admission:
         constrained = self._requests.get(request.request_id)
         if constrained is None or constrained.matcher is not None:
             return Admission.READY
@@ -135,10 +135,10 @@ class StructuredOutputs(SchedulerHook):
         constrained.matcher = compiled.matcher.deep_copy()
         return Admission.READY
 
-    def error_of(self, request: RequestView) -> str:
+    def error_of(self, request: HookRequest) -> str:
         return f"the grammar cannot be used: {self._requests[request.request_id].error}"
 
-    def clamp_tokens(self, request: RequestView, num_new_tokens: int) -> int:
+    def clamp_tokens(self, request: HookRequest, num_new_tokens: int) -> int:
         if request.request_id in self._requests:
             turns = self._turns_of(request)
             if turns and not turns.may_go(request.request_id, time.monotonic()):
@@ -146,10 +146,10 @@ class StructuredOutputs(SchedulerHook):
                 return 0
         return num_new_tokens
 
-    def on_preempt(self, request: RequestView) -> None:
+    def on_preempt(self, request: HookRequest) -> None:
         self._turns_of(request).remove(request.request_id)
 
-    def on_finish(self, request: RequestView) -> bool:
+    def on_finish(self, request: HookRequest) -> bool:
         self._turns_of(request).remove(request.request_id)
         self._batch_ids.discard(request.request_id)
         constrained = self._requests.pop(request.request_id, None)
@@ -168,7 +168,7 @@ class StructuredOutputs(SchedulerHook):
             self._turns[ServiceClass.INTERACTIVE].note_step(interactive)
             self._turns[ServiceClass.BATCH].note_step(ids)
 
-    def _turns_of(self, request: RequestView) -> Turns:
+    def _turns_of(self, request: HookRequest) -> Turns:
         return self._turns[request.engine_request.service_class]
 
     # ---------------------------------------------------------------- masks

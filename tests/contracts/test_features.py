@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from octavo.contracts.features import Admission, RequestView, RunnerFeature, SchedulerHook
+from octavo.contracts.features import Admission, HookRequest, RunnerFeature, SchedulerHook
 from octavo.contracts.messages import EngineRequest
 from octavo.contracts.step import NewRequestData, RunnerOutput, SchedulerOutput
 
@@ -25,7 +25,7 @@ class Request:
 
 def test_a_hook_is_neutral_by_default() -> None:
     hook, request = SchedulerHook(), Request()
-    view: RequestView = request
+    view: HookRequest = request
     step, output = SchedulerOutput(step_id=0), RunnerOutput(step_id=0)
     hook.on_add(view)
     assert hook.can_admit(view) is Admission.READY

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.contracts.features import Admission, RequestView, SchedulerHook
+from octavo.contracts.features import Admission, HookRequest, SchedulerHook
 from octavo.contracts.messages import FinishReason
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.step import RunnerOutput, SchedulerOutput
@@ -29,28 +29,28 @@ class Diary(SchedulerHook):
         self.freed: list[str] = []
         self.keys: dict[str, Hashable] = {}
 
-    def on_add(self, request: RequestView) -> None:
+    def on_add(self, request: HookRequest) -> None:
         self.heard.append(("add", request.request_id, request.num_prompt_tokens))
 
-    def can_admit(self, request: RequestView) -> Admission:
+    def can_admit(self, request: HookRequest) -> Admission:
         return Admission.WAIT if request.request_id == self.waits_for else self.admission
 
-    def error_of(self, request: RequestView) -> str:
+    def error_of(self, request: HookRequest) -> str:
         return f"{self.name} does not want {request.request_id}"
 
-    def clamp_tokens(self, request: RequestView, num_new_tokens: int) -> int:
+    def clamp_tokens(self, request: HookRequest, num_new_tokens: int) -> int:
         assert num_new_tokens > 0
         return num_new_tokens if self.clamp is None else self.clamp
 
-    def extra_hash_keys(self, request: RequestView, start: int, end: int) -> Sequence[Hashable]:
+    def extra_hash_keys(self, request: HookRequest, start: int, end: int) -> Sequence[Hashable]:
         key = self.keys.get(request.request_id)
         return () if key is None else (key,)
 
-    def on_preempt(self, request: RequestView) -> None:
+    def on_preempt(self, request: HookRequest) -> None:
         assert request.num_computed_tokens == 0
         self.heard.append(("preempt", request.request_id))
 
-    def on_finish(self, request: RequestView) -> bool:
+    def on_finish(self, request: HookRequest) -> bool:
         self.heard.append(("finish", request.request_id, tuple(request.output_token_ids)))
         return self.keeps
 

@@ -300,3 +300,19 @@ def test_reset_waits_for_all_to_be_free() -> None:
     assert kv.reset_prefix_cache()
     assert kv.pool.num_cached_blocks == 0
     assert kv.get_computed_blocks(a).num_tokens == 0
+
+
+def test_victims_are_counted_until_they_have_enough() -> None:
+    kv = manager(num_blocks=20)
+    a, b, c = request(48, kv), request(60, kv), request(40, kv, first_token=500)
+    for each in (a, b, c):  # a: 1 2 3; b: 1 2 3 4; c: 5 6 7
+        compute(kv, each)
+    assert ids(b) == [*ids(a), 4]
+    nothing, prefix = Prefix(([],)), kv.get_computed_blocks(a)
+    assert [kv.num_to_free([b, a, c], n, without=nothing) for n in (0, 1, 2, 4, 5, 7)] == (
+        [1, 1, 2, 2, 3, 3]
+    )
+    assert kv.num_to_free([b, a, c], 8, without=nothing) is None
+    assert kv.num_to_free([b, c], 5, without=nothing) is None  # a holds what b shares
+    assert kv.num_to_free([b, a, c], 6, without=prefix) is None  # whose two blocks stay
+    assert kv.num_to_free([b, a, c], 5, without=prefix) == 3

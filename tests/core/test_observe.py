@@ -134,14 +134,14 @@ def test_nothing_is_noted_when_nobody_watches(monkeypatch: pytest.MonkeyPatch) -
     core = FakeCore()
     core.add("a", PROMPT, max_tokens=50, ignore_eos=True)
     core.step()
-    assert core.scheduler._step_log is None
+    assert core.scheduler._observer._log is None
     assert not core.scheduler.observe().steps
     core.step()
-    assert core.scheduler._step_log is not None
+    assert core.scheduler._observer._log is not None
     now = observe.time.monotonic()
     monkeypatch.setattr(observe.time, "monotonic", lambda: now + 2 * observe.WATCH_SECONDS)
     core.step()
-    assert core.scheduler._step_log is None
+    assert core.scheduler._observer._log is None
 
 
 def test_a_step_planned_before_anyone_looked_has_no_beginning() -> None:
@@ -162,7 +162,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = core.scheduler.observe().steps
     assert sum(len(s.entries) for s in steps) <= 8
     assert steps
-    log = core.scheduler._step_log
+    log = core.scheduler._observer._log
     assert log is not None
     for i in range(30):
         core.add(f"short{i}", [1], max_tokens=2)
@@ -173,7 +173,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (blocks.num_blocks, len(blocks.flags), len(blocks.owners)) == (40, 10, 40)
     for i in range(5):
         core.add(f"more{i}", [1], max_tokens=2)
-    monkeypatch.setattr("octavo.core.scheduler.MAX_SHOWN_WAITING", 2)
+    monkeypatch.setattr(observe, "MAX_SHOWN_WAITING", 2)
     view = core.scheduler.observe()
     assert view.num_hidden_requests == 3
     assert sum(r.status == "waiting" for r in view.requests) == 2

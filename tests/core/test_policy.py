@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.contracts.features import Admission, RequestView, SchedulerHook
+from octavo.contracts.features import Admission, HookRequest, SchedulerHook
 from octavo.contracts.messages import ServiceClass
 from octavo.core import policy
 from octavo.core.policy import (
@@ -277,7 +277,7 @@ def test_an_interactive_request_that_waits_slows_no_batch() -> None:
     class Compiles(SchedulerHook):
         is_ready = False
 
-        def can_admit(self, request: RequestView) -> Admission:
+        def can_admit(self, request: HookRequest) -> Admission:
             is_held = request.request_id == "chat" and not self.is_ready
             return Admission.WAIT if is_held else Admission.READY
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from octavo.contracts.features import RequestView
+from octavo.contracts.features import HookRequest
 from octavo.contracts.messages import EngineRequest, FinishReason
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.core.request import Request, RequestStatus, check_request
@@ -18,7 +18,7 @@ def request(prompt: int = 10, max_len: int = 100, **options: Any) -> Request:
 
 
 def test_it_is_what_hooks_read() -> None:
-    view: RequestView = request(10)
+    view: HookRequest = request(10)
     assert view.request_id == view.engine_request.request_id == "r"
     assert (view.num_tokens, view.num_prompt_tokens, view.num_computed_tokens) == (10, 10, 0)
     assert list(view.output_token_ids) == []

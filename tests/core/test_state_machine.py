@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from octavo.contracts.features import Admission, RequestView, SchedulerHook
+from octavo.contracts.features import Admission, HookRequest, SchedulerHook
 from octavo.contracts.messages import FinishReason, ServiceClass
 from octavo.errors import RequestError
 from tests.core.fake_worker import FakeCore
@@ -58,15 +58,15 @@ class Moody(SchedulerHook):
         self.kept: list[str] = []
         self.ended: set[str] = set()
 
-    def can_admit(self, request: RequestView) -> Admission:
+    def can_admit(self, request: HookRequest) -> Admission:
         if "doomed" in request.request_id:
             return Admission.FAIL
         return Admission.WAIT if self.waits else Admission.READY
 
-    def clamp_tokens(self, request: RequestView, num_new_tokens: int) -> int:
+    def clamp_tokens(self, request: HookRequest, num_new_tokens: int) -> int:
         return min(self.clamp, num_new_tokens)
 
-    def on_finish(self, request: RequestView) -> bool:
+    def on_finish(self, request: HookRequest) -> bool:
         assert request.request_id not in self.ended
         self.ended.add(request.request_id)
         if self.keeps:

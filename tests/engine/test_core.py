@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.features import Admission, RequestView, SchedulerHook
+from octavo.contracts.features import Admission, HookRequest, SchedulerHook
 from octavo.contracts.messages import EngineOutput, EngineRequest, FinishReason
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.core import EngineCore
@@ -336,10 +336,10 @@ class _Gate(SchedulerHook):
     def __init__(self) -> None:
         self.verdict = Admission.WAIT
 
-    def can_admit(self, request: RequestView) -> Admission:
+    def can_admit(self, request: HookRequest) -> Admission:
         return self.verdict
 
-    def error_of(self, request: RequestView) -> str:
+    def error_of(self, request: HookRequest) -> str:
         return "no entry"
 
 
