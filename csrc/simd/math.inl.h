@@ -5,8 +5,7 @@
 namespace octavo {
 namespace {
 
-// 2^x: exact 0 below -126, where the result would be subnormal; 2^127 at most. Polynomial of degree
-// 6 on [-1/2, 1/2], relative error 1.3e-7.
+// 2^f on [-1/2, 1/2]: a polynomial of degree 6, relative error 1.3e-7.
 OCTAVO_INLINE F32 exp2_fraction(F32 f) {
   F32 p = set1(1.540353039e-4f);
   p = fma(p, f, set1(1.333355815e-3f));
@@ -17,6 +16,7 @@ OCTAVO_INLINE F32 exp2_fraction(F32 f) {
   return fma(p, f, set1(1.0f));
 }
 
+// 2^x: exact 0 below -126, where the result would be subnormal; 2^127 at most.
 OCTAVO_INLINE F32 vexp2(F32 x) {
   const F32 low = set1(-126.0f);
   const F32 clamped = vmin(set1(127.0f), vmax(low, x));
@@ -25,8 +25,8 @@ OCTAVO_INLINE F32 vexp2(F32 x) {
   return select_greater(low, x, set1(0.0f), y);
 }
 
-// 2^x of an x that is not positive, but for rounding: with fewer operations, and exact 0 below
-// -126.5. Down to -126 the result is subnormal.
+// 2^x of an x that is not positive, but for rounding: with fewer operations, exact 0 below -126.5,
+// and subnormal from there to -126.
 OCTAVO_INLINE F32 vexp2_of_negative(F32 x) {
   const F32 clamped = vmax(set1(-127.0f), x);
   const F32 n = round_even(clamped);

@@ -184,8 +184,6 @@ class BlockPool:
             self._free.remove(block)
             if block.block_hash is not None:
                 self._num_cached -= 1
-        if block.block_hash is not None:
-            self.sampler.used(block.block_id)
         block.ref_cnt += 1
 
     def free(self, blocks: Iterable[Block], *, keeps_unhashed: bool = False) -> None:

@@ -267,6 +267,8 @@ class KVCacheManager:
             for block in shared:
                 if not block.is_null:
                     self.pool.touch(block)
+                    if not prefix.is_fork:  # the n sequences of a request have one prompt
+                        self.pool.sampler.used(block.block_id)
             table += shared
         for source in prefix.copy_from:
             self.pool.touch(source)  # until `take_block_copies`

@@ -176,6 +176,9 @@ class TestWindows:
         compute(kv, request(100, kv))
         b = request(100, kv)
         assert compute(kv, b).num_tokens == 96
+        times = kv.pool.sampler.take()
+        assert times is not None
+        assert len(times.reuse_gaps) == 1  # of block 1
         assert [ids(b, 1)[:4], 0 in ids(b, 1)[4:]] == [[0] * 4, False]
         assert 0 not in ids(b, 0)
 
@@ -200,6 +203,7 @@ class TestForks:
         assert ids(b)[:num_shared] == ids(a)[:num_shared]
         assert ids(b)[num_shared] not in ids(a)
         assert len(ids(b)) == num_shared + 1
+        assert kv.pool.sampler.take() is None  # no prompt has found anything
         expected = [BlockCopy(src=ids(a)[-1], dst=ids(b)[-1])] if copies else []
         assert kv.take_block_copies() == expected
         assert kv.take_block_copies() == []

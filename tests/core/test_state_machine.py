@@ -85,7 +85,7 @@ class CoreMachine(RuleBasedStateMachine):
         depth=st.integers(1, 3),
         windows=st.sampled_from([(None,), (None,), (20,), (None, 20), (33, None, 5)]),
         num_blocks=st.integers(7, 14),
-        budget=st.sampled_from([3, 16, 40, 200]),
+        budget=st.sampled_from([3, 16, 40, 200, None]),
         threshold=st.sampled_from([0, 0, 7]),
         max_num_seqs=st.integers(1, 6),
         policy=st.sampled_from(["fcfs", "priority"]),

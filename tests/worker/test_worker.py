@@ -93,6 +93,8 @@ def test_step_limits() -> None:
     limits = step_limits(SchedulerConfig(max_num_seqs=9, max_num_batched_tokens=7), 33, groups)
     assert (limits.max_tokens, limits.max_requests, limits.max_logit_rows) == (7, 9, 7)
     assert (limits.max_blocks_per_request, limits.max_position) == (3, 33)
+    limits = step_limits(SchedulerConfig(max_num_seqs=9), 33, groups)
+    assert (limits.max_tokens, limits.max_requests, limits.max_logit_rows) == (137, 9, 9)
 
 
 def test_max_model_len_beyond_the_model_is_refused() -> None:

@@ -98,13 +98,14 @@ async def abort_requests(call: Call) -> Response:
     """End requests by their public ids; unknown ones are passed over, as they may have ended."""
     body = call.take_body()
     wanted = set(parse_body(body, AbortRequest, {}).request_ids)
-    others = [msgspec.json.decode(answer, type=Aborted) for answer in await ask_all(call, body)]
-    num_aborted = sum(other.num_aborted for other in others)
+    num_aborted = 0
     for engine in call.server.engines.values():
         for engine_id in engine.unfinished_request_ids:
             if not wanted.isdisjoint(_names_of(engine_id)):
                 await engine.abort(engine_id)
                 num_aborted += 1
+    for answer in await ask_all(call, body):
+        num_aborted += msgspec.json.decode(answer, type=Aborted).num_aborted
     return json_response(Aborted(num_aborted))
 
 

@@ -56,8 +56,9 @@ async def render_chat(
         ("chat_template_kwargs", request.chat_template_kwargs),
         ("documents", documents),
     ):
-        num_chars += await asyncio.to_thread(_num_chars, value, name)
-        await model.engine.check_num_chars(num_chars, name)
+        if value:
+            num_chars += await asyncio.to_thread(_num_chars, value, name)
+            await model.engine.check_num_chars(num_chars, name)
     ids = await model.engine.render_chat(
         request.messages or [],
         add_generation_prompt=not go_on if opens is None else opens,

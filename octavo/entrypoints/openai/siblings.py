@@ -84,13 +84,12 @@ class PassOn:
 
 
 async def ask_all(call: Call, body: bytes = b"") -> list[bytes]:
-    """What the front ends that this one speaks for answer to the same request: the same method,
-    path and key. Raises APIError 503: one of them does not."""
+    """What the front ends that this one speaks for answer to the same request: the same method
+    (GET for a HEAD), path and key. Raises APIError 503: one of them does not."""
     scope = call.scope
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
     key = [header for header in scope["headers"] if header[0] in KEY_HEADERS]
-    asked = [
-        fetch(path, scope["method"], scope["path"], key, body) for path in call.server.siblings
-    ]
+    asked = [fetch(path, method, scope["path"], key, body) for path in call.server.siblings]
     answers = await asyncio.gather(*asked, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, OSError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
@@ -236,13 +237,19 @@ class StreamStore:
         stream.end()
 
     def count(self, num_bytes: int) -> None:
-        """A log has grown by so much. If all are too large together, streams that have ended are
-        forgotten, and then the older half of the largest log."""
+        """A log has grown by so much. If all are too large together, those of the key that has the
+        most bytes give way: streams that have ended are forgotten, and then the older half of the
+        largest log."""
         self._num_bytes += num_bytes
         while self._num_bytes > self._max_bytes:
-            if self._drop_ended():
+            bytes_of: Counter[str | None] = Counter()
+            for stream in self._streams.values():
+                bytes_of[stream.key] += stream.log.num_bytes
+            ((key, _),) = bytes_of.most_common(1)
+            if self._drop_ended(key):
                 continue
-            largest = max((s.log for s in self._streams.values()), key=lambda log: log.num_bytes)
+            logs = [stream.log for stream in self._streams.values() if stream.key == key]
+            largest = max(logs, key=lambda log: log.num_bytes)
             before = largest.num_bytes
             largest.shrink(before // 2)
             self._num_bytes -= before - largest.num_bytes

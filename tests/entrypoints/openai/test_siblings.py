@@ -284,6 +284,8 @@ async def test_what_concerns_all_reaches_all(tmp_path: Path) -> None:
         request = asyncio.ensure_future(second.post("/v1/completions", body, **key))
         await eventually(lambda: engine.stats().num_running == 1)
         assert (await first.get("/load", **key)).json == {"server_load": 1}
+        for path in ("/load", "/metrics"):
+            assert (await first.request("HEAD", path, None, key)).status == 200
         for number in (1, 0):
             reply = await first.post("/abort", {"request_ids": ["cmpl-one"]}, **key)
             assert reply.json == {"num_aborted": number}
@@ -297,6 +299,18 @@ async def test_all_without_one_of_them(tmp_path: Path, path: str) -> None:
         reply = await s.get(path)
     assert reply.status == 503
     assert reply.error["code"] == "front_end"
+
+
+async def test_what_is_here_is_aborted_without_one_of_them_too(tmp_path: Path) -> None:
+    engine = FakeEngine(step_seconds=0.001)
+    async with serving(engine, server_dev_mode=True) as s:
+        s.server.siblings = [str(tmp_path / "nobody.sock")]
+        body = {"prompt": "count", "max_tokens": 4000, "request_id": "one"}
+        request = asyncio.ensure_future(s.post("/v1/completions", body))
+        await eventually(lambda: engine.stats().num_running == 1)
+        reply = await s.post("/abort", {"request_ids": ["cmpl-one"]})
+        assert reply.error["code"] == "front_end"
+        assert (await request).error["code"] == "aborted"
 
 
 def test_the_socket_of_an_earlier_front_end_is_replaced(tmp_path: Path) -> None:

@@ -469,3 +469,23 @@ def test_a_key_has_half_of_the_streams() -> None:
     store.keep(alice[2])
     assert alice[0] not in store
     assert len(store) == 3
+
+
+def test_a_key_does_not_displace_anothers_events() -> None:
+    store = StreamStore(60, max_bytes=1000)
+    made = {}
+    for name, size in (("bob", 300), ("alice", 300), ("alice's second", 700)):
+        made[name] = stream = store.new_stream(name.partition("'")[0])
+        store.keep(stream)
+        stream.num_readers = int(size == 700)
+        for _ in range(size // 100):
+            stream.log.append(b"x" * 100)
+            store.count(100)
+    assert made["bob"].log.num_bytes == 300
+    assert made["alice"] not in store
+    for _ in range(3):
+        made["alice's second"].log.append(b"x" * 100)
+        store.count(100)
+    assert made["bob"] in store
+    assert 0 < made["alice's second"].log.num_bytes <= 700
+    assert store._num_bytes == sum(s.log.num_bytes for s in store._streams.values()) <= 1000
