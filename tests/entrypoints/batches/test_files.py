@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from octavo.entrypoints.batches import files
 from tests.entrypoints.openai.harness import (
     Reply,
     Running,
@@ -119,6 +120,30 @@ async def test_limits(tmp_path: Path) -> None:
         assert declared.status == 413
         for kind in ("application/json", "multipart/form-data", "text/plain; boundary=x"):
             assert (await upload(s, big, content_type=kind)).status == 415
+
+
+async def test_uploads_of_a_key_leave_room_for_those_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_UPLOADS", 2)
+    monkeypatch.setattr(files, "MAX_KEY_UPLOADS", 1)
+    keys = [{"authorization": f"Bearer {key}"} for key in ("one", "two", "three")]
+    head = {"content-type": f"multipart/form-data; boundary={BOUNDARY}", "content-length": "900"}
+    async with serving(batch_dir=str(tmp_path), api_key=["one", "two", "three"]) as s:
+        writers = []
+        for number, key in enumerate(keys[:2], start=1):
+            _, writer = await asyncio.open_connection("127.0.0.1", s.port)
+            writers.append(writer)
+            writer.write(request_bytes("POST", "/v1/files", None, {**head, **key}))
+            await eventually(lambda n=number: s.server.batches.uploads.total() == n)
+            reply = await upload(s, PURPOSE + FILE + END, **key)
+            assert (reply.status, reply.error["code"]) == (503, "queue_full")
+            assert ("this key" in reply.error["message"]) is (number == 1)
+        assert (await upload(s, PURPOSE + FILE + END, **keys[2])).status == 503
+        await close(writers[0])
+        await eventually(lambda: s.server.batches.uploads.total() == 1)
+        assert (await upload(s, PURPOSE + FILE + END, **keys[0])).status == 200
+        await close(writers[1])
 
 
 async def test_an_upload_that_is_broken_off_leaves_nothing(tmp_path: Path) -> None:
