@@ -82,6 +82,20 @@ def test_linear_of_any_shape(
     assert np.array_equal(alone[0], out[row])
 
 
+@all_tiers
+@all_formats
+def test_every_number_of_rows_about_a_tile(tier: str, format: WeightFormat) -> None:
+    """A lone tile has more rows than one of several, and walks a long K at once."""
+    tensor = source_of(format, np.random.default_rng(1), 40, 2100)
+    x = randn(2, 10, tensor.shape[1])
+    for threads in (1, 3):
+        backend = BACKENDS[tier, threads]
+        weight = backend.pack_linear([tensor], format=format)
+        whole = linear_rows(backend, weight, x)
+        for rows in range(1, 10):
+            assert np.array_equal(linear_rows(backend, weight, x[-rows:]), whole[-rows:])
+
+
 def unit_blocks(dtype: DType) -> HostTensor:
     """Random codes with scales of 1, [40, two blocks]."""
     kind = gguf.GGMLQuantizationType[dtype.name]
