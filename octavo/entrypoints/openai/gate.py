@@ -121,7 +121,7 @@ class Gate:
         counts, labels = server.http_requests, (record.route, record.method, record.status)
         counts[labels] = counts.get(labels, 0) + 1
         server.http_seconds_of(record.route).observe(seconds)
-        if server.tracing is not None:
+        if server.tracing is not None and not record.in_background:
             server.tracing.export(record)
         is_poll = record.route in POLLED_PATHS and record.status == 200
         logger.log(

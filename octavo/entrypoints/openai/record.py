@@ -30,6 +30,8 @@ class RequestRecord:
         started: `time.monotonic()`.
         started_ns: `time.time_ns()`, the same moment.
         model, params: what it asks for, where it is a generation.
+        in_background: the generation goes on when the HTTP request has been answered; it has a line
+            of the log of its own, and the span, when it ends.
         num_prompt_tokens: of all prompts, each once, however many completions share it.
         num_generated_tokens: of all sequences that have ended, whether they were sent or not.
         num_cached_tokens: prompt tokens that came from the prefix cache.
@@ -48,6 +50,7 @@ class RequestRecord:
     started_ns: int = field(default_factory=time.time_ns)
     model: str | None = None
     params: SamplingParams | None = None
+    in_background: bool = False
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_cached_tokens: int = 0
@@ -91,15 +94,28 @@ class RequestRecord:
             "status": self.status,
             "seconds": round(seconds, 6),
         }
-        if self.model is not None:
-            fields |= {
-                "model": self.model,
-                "prompt_tokens": self.num_prompt_tokens,
-                "cached_tokens": self.num_cached_tokens,
-                "generation_tokens": self.num_generated_tokens,
-                "finish_reasons": list(self.finish_reasons),
-            }
+        if self.model is not None and not self.in_background:
+            fields |= self._usage_fields()
         return fields
+
+    def generation_fields(self, seconds: float) -> dict[str, Any]:
+        """The line of the log that ends a generation in the background, for programs."""
+        return {
+            "request_id": self.request_id,
+            "key": None if self.key is None else self.key.name,
+            "route": self.route,
+            "seconds": round(seconds, 6),
+            **self._usage_fields(),
+        }
+
+    def _usage_fields(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "prompt_tokens": self.num_prompt_tokens,
+            "cached_tokens": self.num_cached_tokens,
+            "generation_tokens": self.num_generated_tokens,
+            "finish_reasons": list(self.finish_reasons),
+        }
 
 
 def _earliest(a: float | None, b: float | None) -> float | None:

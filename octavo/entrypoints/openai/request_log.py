@@ -1,7 +1,8 @@
-"""`--enable-log-requests`: what users ask for, in the log. Nothing else writes prompts there."""
+"""What generations leave in log and traces besides the HTTP request's own line."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from octavo.log import get_logger
 if TYPE_CHECKING:
     from octavo.entrypoints.openai.config import ServerConfig
     from octavo.entrypoints.openai.record import RequestRecord
-    from octavo.entrypoints.openai.state import ServedModel
+    from octavo.entrypoints.openai.state import ServedModel, Server
 
 logger = get_logger(__name__)
 
@@ -21,8 +22,8 @@ def log_request(
     model: ServedModel,
     prompts: Sequence[Sequence[int]],
 ) -> None:
-    """A line per prompt, its text cut to `max_log_len` characters, if the configuration asks for
-    it."""
+    """A line per prompt, its text cut to `max_log_len` characters, with `--enable-log-requests`.
+    Nothing else writes prompts to the log."""
     if not config.enable_log_requests:
         return
     for prompt in prompts:
@@ -36,3 +37,18 @@ def log_request(
             record.params,
             extra={"fields": {"prompt": text, "params": str(record.params)}},
         )
+
+
+def end_in_background(server: Server, record: RequestRecord) -> None:
+    """A generation has ended whose HTTP request was answered before: its span and its line."""
+    seconds = time.monotonic() - record.started
+    if server.tracing is not None:
+        server.tracing.export(record)
+    logger.info(
+        "%s in the background ended after %.3fs %s%s",
+        record.route,
+        seconds,
+        record.request_id,
+        "" if record.key is None else f" {record.key.name}",
+        extra={"fields": record.generation_fields(seconds)},
+    )

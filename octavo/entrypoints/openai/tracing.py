@@ -63,7 +63,7 @@ class Tracing:
         self._trace = trace
 
     def export(self, record: RequestRecord) -> None:
-        """A request has ended. One that asked no model for anything has no span."""
+        """A request and its generation have ended. One that asked no model has no span."""
         if record.model is None:
             return
         carrier = {n.decode(): v.decode("latin-1") for n, v in record.headers if n in _PROPAGATED}

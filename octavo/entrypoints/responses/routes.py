@@ -29,6 +29,7 @@ from octavo.entrypoints.openai.generation import (
 )
 from octavo.entrypoints.openai.logprobs import chat_logprobs
 from octavo.entrypoints.openai.parsing import parse_body
+from octavo.entrypoints.openai.request_log import end_in_background
 from octavo.entrypoints.openai.sse import EventStream
 from octavo.entrypoints.responses.builder import ResponseBuilder
 from octavo.entrypoints.responses.conversion import chat_request, input_items, wants_logprobs
@@ -216,6 +217,7 @@ def _in_background(
 ) -> HTTPResponse | EventStream:
     log = entry.log = EventLog(MAX_LOG_BYTES)
     queued = json_response(entry.response)
+    call.record.in_background = True
 
     async def work() -> None:
         call.server.in_flight += 1
@@ -234,6 +236,7 @@ def _in_background(
             entry.task = None
             if entry in call.server.responses:
                 _keep(call, entry)
+            end_in_background(call.server, call.record)
 
     entry.task = asyncio.ensure_future(work())
     _keep(call, entry)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 import threading
@@ -16,7 +17,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.tracing import Tracing, configured_tracing
 from octavo.errors import ConfigError
-from tests.entrypoints.openai.harness import serving
+from tests.entrypoints.openai.fake_engine import FakeEngine
+from tests.entrypoints.openai.harness import eventually, serving
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -68,6 +70,44 @@ async def test_a_span_per_generation() -> None:
     }
     assert all(0 <= value < 60 for value in latencies.values())
     assert "secret" not in span.to_json()
+
+
+async def test_a_span_in_the_background_ends_with_its_generation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    exporter, engine = InMemorySpanExporter(), FakeEngine()
+    engine.gate.clear()
+    body = {"input": "SAY:later", "background": True}
+    with caplog.at_level(logging.INFO, "octavo"):
+        async with serving(engine, tracing=(tracing := Tracing(exporter))) as s:
+            await s.post("/v1/responses", body, x_request_id="r1")
+            await s.post("/v1/responses", {**body, "max_output_tokens": 0}, x_request_id="r2")
+            answered = time.time_ns()
+            await eventually(lambda: len(_fields_of(caplog, "r1")) == 1)
+            engine.gate.set()
+            await eventually(lambda: s.server.in_flight == 0)
+    tracing.shutdown()
+    (span,) = [
+        s for s in exporter.get_finished_spans() if s.attributes["gen_ai.request.id"] == "r1"
+    ]
+    num_tokens = len("later") + 1
+    assert span.name == "chat fake"
+    assert span.end_time > answered
+    assert span.attributes["gen_ai.usage.output_tokens"] == num_tokens
+    assert span.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    http, generation = _fields_of(caplog, "r1")
+    assert http["status"] == 200
+    assert "generation_tokens" not in http
+    assert generation["generation_tokens"] == num_tokens
+    assert generation["prompt_tokens"] > 0
+    assert generation["finish_reasons"] == ["stop"]
+    assert [fields["status"] for fields in _fields_of(caplog, "r2")] == [400]
+
+
+def _fields_of(caplog: pytest.LogCaptureFixture, request_id: str) -> list[dict[str, Any]]:
+    """The lines of a request, for programs."""
+    fields = [getattr(record, "fields", {}) for record in caplog.records]
+    return [f for f in fields if f.get("request_id") == request_id]
 
 
 async def test_the_callers_trace_goes_on() -> None:
