@@ -39,9 +39,10 @@ logger = get_logger("octavo.engine.core_proc")  # it is run as __main__
 
 _OWNER = 0
 """Index of the front end that started this process."""
+_STDIN = 0
 _POLL_SECONDS = 1.0
 _PARENT_GRACE_SECONDS = 2.0
-"""How long a step in progress may go on after the front end is gone."""
+"""How long a step in progress may go on after the front end is gone, or what follows the last."""
 
 
 class CoreProcess:
@@ -56,9 +57,12 @@ class CoreProcess:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._addresses = addresses
         self._identity = index.to_bytes(2, "little")
-        self._sockets = FrontEndSockets(self._context, addresses, self._identity, linger_ms=1000)
+        self._sockets = FrontEndSockets(
+            self._context, addresses, self._identity, linger_ms=1000, wake_fd=_STDIN
+        )
         self._info: wire.CoreInfo
         self._stopping = threading.Event()
+        self._exit_status = 1
         self._turn = 0
 
     def run(self) -> int:
@@ -68,7 +72,9 @@ class CoreProcess:
         core: EngineCore | None = None
         try:
             core = self._start()
-            return 1 if core is None else self._serve(core)
+            if core is not None:
+                self._exit_status = self._serve(core)
+            return self._exit_status
         finally:
             if core is not None:
                 core.shutdown()
@@ -203,7 +209,7 @@ class CoreProcess:
 
     def _end_with_parent(self) -> None:
         """Wait for the end of standard input; then stop, by force if a step does not end."""
-        while os.read(0, 4096):
+        while os.read(_STDIN, 4096):
             pass
         with contextlib.suppress(OSError):  # what a front end that was killed could not tidy up
             folder = Path(self._addresses[_OWNER].removeprefix("ipc://")).parent
@@ -212,7 +218,7 @@ class CoreProcess:
             folder.rmdir()
         self._stopping.set()
         time.sleep(_PARENT_GRACE_SECONDS)
-        os._exit(1)
+        os._exit(self._exit_status)
 
 
 def _called(core: EngineCore, call: wire.Call) -> wire.Result:

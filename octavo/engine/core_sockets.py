@@ -22,6 +22,7 @@ class FrontEndSockets:
         addresses: where the front ends listen, in order of their index.
         identity: the core's, by which a front end knows it.
         linger_ms: how long the last messages may take to leave after `close`.
+        wake_fd: a file whose end ends a `poll_all`, too.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class FrontEndSockets:
         identity: bytes,
         *,
         linger_ms: int,
+        wake_fd: int | None = None,
     ) -> None:
         self._encoder = Encoder()
         self._sockets = [_connect(context, a, identity, linger_ms) for a in addresses]
@@ -38,6 +40,8 @@ class FrontEndSockets:
         self._poller = zmq.Poller()
         for socket in self._sockets:
             self._poller.register(socket, zmq.POLLIN)
+        if wake_fd is not None:
+            self._poller.register(wake_fd, zmq.POLLIN)
 
     def attach(self, index: int) -> None:
         """A further front end is there now."""
@@ -71,7 +75,7 @@ class FrontEndSockets:
         return bool(self._sockets[index].poll(int(1000 * seconds)))
 
     def poll_all(self, seconds: float) -> bool:
-        """Wait until any has."""
+        """Wait until any has, or `wake_fd` has ended."""
         return bool(self._poller.poll(int(1000 * seconds)))
 
     def receive_from(self, index: int) -> bytes:
