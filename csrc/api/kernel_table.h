@@ -100,6 +100,7 @@ struct QuantizeArgs {
   int group;
   int zero_point;
   bool has_min;
+  bool by_columns;  // threads take groups of all rows, not rows
 };
 
 struct EmbeddingArgs {

@@ -99,6 +99,12 @@ struct KvView {
   int group;
 };
 
+// What an attention reads of a layer; `window` 0: all of it.
+struct KvAhead {
+  KvView kv;
+  int window;
+};
+
 struct RopeView {
   const float* cos;  // [positions, ld]
   const float* sin;
@@ -150,6 +156,7 @@ struct Task {
   bool replicated;
   char* scratch;  // of this thread, 64-byte aligned
   const StepView* step;
+  const KvAhead* kv_ahead;  // of the next attention, for a product to fetch; null: nothing
 };
 
 }  // namespace octavo

@@ -16,33 +16,53 @@ namespace {
 
 constexpr int kMaxItemRows = 32;
 constexpr float kLog2E = 1.442695041f;
+alignas(64) constexpr float kLaneNumbers[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                8, 9, 10, 11, 12, 13, 14, 15};
 
-// Probabilities of one row in a chunk: p = exp2(score * scale - max) on [begin, end), zero in the
-// rest of the vectors they touch. `scale` includes log2(e), and so does the returned max.
-template <class E>
-OCTAVO_INLINE void softmax_chunk(float* s, typename E::T* p, int begin, int end,
-                                 const AttentionArgs& args, float* max, float* sum) {
+// What a score is multiplied with to be an exponent of 2.
+OCTAVO_INLINE float exponent_scale(const AttentionArgs& args) {
+  return args.soft_cap > 0 ? kLog2E : args.scale * kLog2E;
+}
+
+// The largest exponent of one row in a chunk. Scores get their soft cap, and become -inf outside of
+// [begin, end), in the vectors that it touches.
+OCTAVO_INLINE float mask_scores(float* s, int begin, int end, const AttentionArgs& args) {
   const int first = begin / kLanes * kLanes, last = round_up(end, kLanes);
   if (args.soft_cap > 0) {
     const F32 inner = set1(args.scale / args.soft_cap), outer = set1(args.soft_cap);
     for (int j = first; j < last; j += kLanes)
       store(s + j, mul(outer, vtanh(mul(load(s + j), inner))));
   }
-  const float infinity = __builtin_inff();
-  for (int j = first; j < begin; ++j) s[j] = -infinity;
-  for (int j = end; j < last; ++j) s[j] = -infinity;
-  const float factor = args.soft_cap > 0 ? kLog2E : args.scale * kLog2E;
+  const F32 hidden = set1(-__builtin_inff());
+  if (first < begin) {
+    const F32 outside = set1(static_cast<float>(begin - first));
+    store(s + first, select_greater(outside, load(kLaneNumbers), hidden, load(s + first)));
+  }
+  if (end < last) {
+    const F32 inside = set1(static_cast<float>(end - last + kLanes));
+    float* ragged = s + last - kLanes;
+    store(ragged, select_greater(inside, load(kLaneNumbers), load(ragged), hidden));
+  }
   F32 top = set1(-1.0e38f);
   for (int j = first; j < last; j += kLanes) top = vmax(load(s + j), top);
-  *max = reduce_max(top) * factor;
-  const F32 scale = set1(factor), shift = set1(-*max);
+  return reduce_max(top) * exponent_scale(args);
+}
+
+// Probabilities of one row in a chunk, after mask_scores: p = exp2(score * scale - max) on
+// [begin, end), zero in the rest of the vectors that it touches. Returns their sum before rounding.
+// (Rows are first all masked, so that one's maximum is not waited for.)
+template <class E>
+OCTAVO_INLINE float exponentiate(const float* s, typename E::T* p, int begin, int end,
+                                 const AttentionArgs& args, float max) {
+  const int first = begin / kLanes * kLanes, last = round_up(end, kLanes);
+  const F32 scale = set1(exponent_scale(args)), shift = set1(-max);
   F32 total = set1(0.0f);
   for (int j = first; j < last; j += kLanes) {
     const F32 e = vexp2_of_negative(fma(load(s + j), scale, shift));
     total = add(total, e);
     E::narrow(p + j, e);
   }
-  *sum = reduce_add(total);
+  return reduce_add(total);
 }
 
 // Merges a chunk's result into a row's: both are (max, sum of exp2, values not yet divided).
@@ -170,10 +190,15 @@ struct AttentionItem {
       for (int i = t * ref.heads; i < (t + 1) * ref.heads; ++i) {
         float* o = chunk_out + i * ld;
         for (int j = 0; j < ld; j += kLanes) store(o + j, set1(0.0f));
-        if (b >= e) continue;
-        softmax_chunk<E>(scores + i * kScoreLd, probabilities + i * kScoreLd, b, e, args,
-                         &chunk_max[i], &chunk_sum[i]);
+        if (b < e) chunk_max[i] = mask_scores(scores + i * kScoreLd, b, e, args);
       }
+    }
+    for (int i = 0; i < rows; ++i) {
+      int b, e;
+      range(i / ref.heads, chunk, &b, &e);
+      if (b >= e) continue;
+      chunk_sum[i] = exponentiate<E>(scores + i * kScoreLd, probabilities + i * kScoreLd, b, e,
+                                     args, chunk_max[i]);
     }
     // Where ranges differ, rows only meet at whole blocks: a pair of elements is multiplied once.
     if (ref.tokens > 1) {
@@ -206,15 +231,19 @@ struct AttentionItem {
 
   void finish(const AttentionArgs& args) {
     const int dim = args.heads.head_dim;
-    alignas(64) T narrow[kMaxHeadDim + 16];
+    const int whole = dim / kLanes * kLanes;
     for (int i = 0; i < rows; ++i) {
       const F32 inverse = inverse_total(args, i);
-      for (int j = 0; j < dim; j += kLanes) {
-        E::narrow(narrow + j, mul(load(out + i * ld + j), inverse));
-      }
       T* to = row_of<T>(*args.out, ref.token + i / ref.heads) +
               static_cast<std::int64_t>(ref.head + i % ref.heads) * dim;
-      __builtin_memcpy(to, narrow, sizeof(T) * dim);
+      for (int j = 0; j < whole; j += kLanes) {
+        E::narrow(to + j, mul(load(out + i * ld + j), inverse));
+      }
+      if (whole < dim) {
+        alignas(64) T rest[kLanes];
+        E::narrow(rest, mul(load(out + i * ld + whole), inverse));
+        __builtin_memcpy(to + whole, rest, sizeof(T) * (dim - whole));
+      }
     }
   }
 

@@ -17,6 +17,7 @@
 //                             float32 once k1 is all of K. Fetches from `next` on (Fetch)
 #pragma once
 
+#include "kernels/pages_ahead.inl.h"
 #include "kernels/split.inl.h"
 
 namespace octavo {
@@ -25,9 +26,10 @@ namespace {
 constexpr int kMaxRowBlock = 264;  // rows of one pass when K is blocked
 constexpr int kLine = 64;
 
-// What a tile fetches into the L2 cache for each of its own lines: nothing; every second line of
-// what another tile is about to multiply; every line of what it will itself come to.
-enum class Fetch { kNone, kNext, kAhead };
+// What a tile fetches into the L2 cache while it goes through its own lines: nothing; every second
+// line of what another tile is about to multiply; every line of what it will itself come to; pages
+// of the KV cache, a line for every two of its own (PagesAhead).
+enum class Fetch { kNone, kNext, kAhead, kPages };
 
 // A lone tile of so many rows reads fast enough by itself. Larger ones fetch 6 KB ahead: 0.84 (at
 // 58 GB/s) to 0.96 (at 34 GB/s) of the time at 8 rows of bfloat16; 4 and 8 KB, perhaps because
@@ -67,7 +69,8 @@ template <class G, Fetch kFetch>
 OCTAVO_NOINLINE void gemm_rows(const G& g, int mr, int row, int panel, int k0, int k1, float* c,
                                std::int64_t ldc, const char* next) {
   constexpr int kLeast = kFetch == Fetch::kAhead ? kUnfetchedRows + 1 : 1;
-  constexpr int kMost = kFetch == Fetch::kNext ? G::kMaxRows : G::kMaxLoneRows;
+  constexpr bool kIsOneOfMany = kFetch == Fetch::kNext || kFetch == Fetch::kPages;
+  constexpr int kMost = kIsOneOfMany ? G::kMaxRows : G::kMaxLoneRows;
 #define OCTAVO_ROWS(n)                                              \
   case n:                                                           \
     if constexpr (n >= kLeast && n <= kMost)                        \
@@ -87,9 +90,9 @@ OCTAVO_NOINLINE void gemm_rows(const G& g, int mr, int row, int panel, int k0, i
 }
 
 // Runs `epilogue(row, count, panel, panels, c, ldc)` on finished tiles of `count` rows by a group
-// of up to `group` panels. `tile` holds gemm_tile_floats(group) floats.
+// of up to `group` panels. The task's scratch holds gemm_tile_floats(group) floats.
 template <class G, class Epilogue>
-OCTAVO_INLINE void gemm(const G& g, const GemmRange& r, int group, float* tile,
+OCTAVO_INLINE void gemm(const G& g, const GemmRange& r, int group, const Task& task,
                         Epilogue&& epilogue) {
   const int rows = r.row_end - r.row_begin, depth = g.depth();
   if (rows <= 0 || r.panel_begin >= r.panel_end) return;
@@ -98,6 +101,8 @@ OCTAVO_INLINE void gemm(const G& g, const GemmRange& r, int group, float* tile,
   const int block_k = blocked ? G::kBlockK : depth;
   const int row_block = lone ? rows : gemm_row_block<G>(rows, g.row_bytes(), blocked);
   const std::int64_t ldc = static_cast<std::int64_t>(group) * kPanel;
+  float* tile = reinterpret_cast<float*>(task.scratch);
+  PagesAhead pages(task);
 
   for (int m0 = r.row_begin; m0 < r.row_end; m0 += row_block) {
     const int m1 = m0 + row_block < r.row_end ? m0 + row_block : r.row_end;
@@ -115,10 +120,14 @@ OCTAVO_INLINE void gemm(const G& g, const GemmRange& r, int group, float* tile,
           float* c = tile + (blocked ? (m - m0) * ldc : 0);
           for (int p = p0; p < p0 + panels; ++p) {
             float* out = c + (p - p0) * kPanel;
-            // The first two of several row tiles fetch what comes next, a line of two each.
+            // The first two of several row tiles fetch what comes next, a line of two each; others
+            // what the next attention reads.
             if (!lone && pass < 2) {
               const char* next = k1 == depth ? g.panel_at(p + group, 0) : g.panel_at(p, k1);
               gemm_rows<G, Fetch::kNext>(g, mr, m, p, k0, k1, out, ldc, next + pass * kLine);
+            } else if (!lone && !pages.done()) {
+              const char* next = pages.take((g.panel_at(p, k1) - g.panel_at(p, k0)) / 2);
+              gemm_rows<G, Fetch::kPages>(g, mr, m, p, k0, k1, out, ldc, next);
             } else if (lone && rows > kUnfetchedRows) {
               const char* next = g.panel_at(p, k0) + kFetchAhead;
               gemm_rows<G, Fetch::kAhead>(g, mr, m, p, k0, k1, out, ldc, next);

@@ -32,7 +32,8 @@ OCTAVO_INLINE void gemm_tile(const typename E::T* a, std::int64_t lda, const typ
     if constexpr (kFetch != Fetch::kNone) {
       constexpr int kStepBytes = kPanel * E::kStep * static_cast<int>(sizeof(typename E::T));
       static_assert(kStepBytes == 2 * kLine);
-      prefetch_l2(next + static_cast<std::int64_t>(k) * kStepBytes);
+      constexpr int kStride = kFetch == Fetch::kPages ? kLine : kStepBytes;
+      prefetch_l2(next + static_cast<std::int64_t>(k) * kStride);
       if (kFetch == Fetch::kAhead) prefetch_l2(next + k * kStepBytes + kLine);
     }
     OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {

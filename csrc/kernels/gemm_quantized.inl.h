@@ -83,10 +83,14 @@ struct QuantizedGemm {
     }
   }
 
+  // Bytes of its own for a byte that a tile goes on by where it fetches.
+  template <Fetch kFetch>
+  static constexpr int kOwnPerFetched = kFetch == Fetch::kPages ? 2 : 1;
+
   template <Fetch kFetch>
   static OCTAVO_INLINE void fetch(const char* next, int at) {
     static_assert(kQuadBytes == 2 * kLine);
-    if (kFetch != Fetch::kNone) prefetch_l2(next + at);
+    if (kFetch != Fetch::kNone) prefetch_l2(next + at / kOwnPerFetched<kFetch>);
     if (kFetch == Fetch::kAhead) prefetch_l2(next + at + kLine);
   }
 
@@ -209,7 +213,7 @@ struct QuantizedGemm {
       I32 acc[MR][NV];
       sum_group<MR, kFetch>(acc, b, r, g, ldx, next);
       add_group<MR>(f, acc, block + kCodeBytes, column, r, g, ldx);
-      if (kFetch != Fetch::kNone) next += kBlockBytes;
+      if (kFetch != Fetch::kNone) next += kBlockBytes / kOwnPerFetched<kFetch>;
     }
     if (kScaleApart && k1 == w.k_padded) {
       OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {

@@ -10,7 +10,7 @@ namespace {
 template <class G>
 void linear(const LinearArgs& args, const Task& task) {
   const GemmRange range = gemm_range(task, args.weight->num_panels, 1);
-  gemm(G(*args.x, *args.weight), range, 1, reinterpret_cast<float*>(task.scratch),
+  gemm(G(*args.x, *args.weight), range, 1, task,
        [&](int row, int count, int panel, int, const float* c, std::int64_t ldc) {
          for (int i = 0; i < count; ++i) {
            float* out = row_of<float>(*args.out, row + i) + panel * kPanel;
@@ -46,7 +46,7 @@ template <class G, class E>
 void gated_linear(const GatedArgs& args, const Task& task) {
   constexpr int kHalf = kPanel / 2;
   const GemmRange range = gemm_range(task, args.weight->num_panels, 1);
-  gemm(G(*args.x, *args.weight), range, 1, reinterpret_cast<float*>(task.scratch),
+  gemm(G(*args.x, *args.weight), range, 1, task,
        [&](int row, int count, int panel, int, const float* c, std::int64_t ldc) {
          for (int i = 0; i < count; ++i) {
            typename E::T* out = row_of<typename E::T>(*args.out, row + i) + panel * kHalf;

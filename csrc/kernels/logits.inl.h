@@ -27,7 +27,7 @@ template <class G>
 void logits(const LogitsArgs& args, const Task& task) {
   const LogitScale scale(args);
   const GemmRange range = gemm_range(task, args.weight->num_panels, 1);
-  gemm(G(*args.x, *args.weight), range, 1, reinterpret_cast<float*>(task.scratch),
+  gemm(G(*args.x, *args.weight), range, 1, task,
        [&](int row, int count, int panel, int, const float* c, std::int64_t ldc) {
          for (int i = 0; i < count; ++i) {
            float* out = row_of<float>(*args.out, row + i) + panel * kPanel;
@@ -51,7 +51,7 @@ void argmax(const ArgmaxArgs& args, const Task& task) {
     best[row] = -__builtin_inff();
     ids[row] = 0;
   }
-  gemm(G(*args.logits.x, w), range, 1, reinterpret_cast<float*>(task.scratch),
+  gemm(G(*args.logits.x, w), range, 1, task,
        [&](int row, int count, int panel, int, const float* c, std::int64_t ldc) {
          const int columns = w.n - panel * kPanel < kPanel ? w.n - panel * kPanel : kPanel;
          for (int i = row; i < row + count; ++i) {

@@ -68,20 +68,23 @@ void finish_head(const QkvArgs& args, const StepView& step, int row, int head, c
   alignas(64) float x[kHeadPad];
   alignas(64) T narrow[kHeadPad];
   const int padded = round_up(dim, kLanes);
-  for (int j = 0; j + kLanes <= dim; j += kLanes) store(x + j, load(src + j));
-  for (int j = dim / kLanes * kLanes; j < padded; ++j) x[j] = j < dim ? src[j] : 0.0f;
-
   const bool is_value = head >= num_heads + num_kv_heads;
   const bool is_query = head < num_heads;
+  if (!is_value || padded > dim) {
+    for (int j = 0; j + kLanes <= dim; j += kLanes) store(x + j, load(src + j));
+    for (int j = dim / kLanes * kLanes; j < padded; ++j) x[j] = j < dim ? src[j] : 0.0f;
+    src = x;
+  }
   if (!is_value) {
     const float* norm = is_query ? args.norm.q : args.norm.k;
     if (norm) normalize_head(x, norm, dim, args.norm.eps, args.norm.offset);
     if (args.rope.rotary_dim > 0) rotate_head(x, args.rope, step.positions[row]);
   }
-  for (int j = 0; j < padded; j += kLanes) E::narrow(narrow + j, load(x + j));
+  T* query = row_of<T>(*args.q, row) + static_cast<std::int64_t>(head) * dim;
+  T* to = is_query && padded == dim ? query : narrow;
+  for (int j = 0; j < padded; j += kLanes) E::narrow(to + j, load(src + j));
   if (is_query) {
-    T* out = row_of<T>(*args.q, row) + static_cast<std::int64_t>(head) * dim;
-    __builtin_memcpy(out, narrow, dim * sizeof(T));
+    if (to != query) __builtin_memcpy(query, narrow, dim * sizeof(T));
     return;
   }
   const int slot = step.groups[args.kv.group].slots[row];
@@ -129,7 +132,6 @@ OCTAVO_INLINE void prefetch_pages(const QkvArgs& args, const StepView& step, int
 
 template <class G, class E>
 void qkv_project(const QkvArgs& args, const Task& task) {
-  float* tile = reinterpret_cast<float*>(task.scratch);
   const LinearWeight& w = *args.weight;
   if (!task.by_rows) {
     const GemmRange range = gemm_range(task, w.num_panels, 1);
@@ -137,7 +139,7 @@ void qkv_project(const QkvArgs& args, const Task& task) {
     int first, last;
     split(task.rows, 1, task, &first, &last);
     const int panels = range.panel_end - range.panel_begin;
-    gemm(G(*args.x, w), range, 1, tile,
+    gemm(G(*args.x, w), range, 1, task,
          [&](int row, int count, int panel, int, const float* c, std::int64_t ldc) {
            for (int i = 0; i < count; ++i) {
              float* out = row_of<float>(*args.raw, row + i) + panel * kPanel;
@@ -157,7 +159,7 @@ void qkv_project(const QkvArgs& args, const Task& task) {
   const GemmRange range = gemm_range(task, w.num_panels, group);
   // Groups of queries only, during which pages are fetched; keys and values come behind.
   const int query_groups = args.heads.num_heads * dim / (group * kPanel);
-  gemm(G(*args.x, w), range, group, tile,
+  gemm(G(*args.x, w), range, group, task,
        [&](int row, int count, int panel, int panels, const float* c, std::int64_t ldc) {
          const int first = panel * kPanel / dim;
          const int end = first + panels * kPanel / dim;

@@ -9,6 +9,12 @@ namespace {
 // Below, all codes are 0: 127 / max would overflow.
 constexpr float kSmallestMax = 1e-30f;
 
+// Whether all lanes are zero, and none NaN.
+OCTAVO_INLINE bool is_zero(F32 v) {
+  return (mask_greater_equal(v, set1(0.0f)) & mask_greater_equal(set1(0.0f), v)) ==
+         (1u << kLanes) - 1;
+}
+
 OCTAVO_INLINE F32 absolute(F32 v) { return vmax(v, sub(set1(0.0f), v)); }
 
 // Of a group of finite values: the quad (four from a multiple of four on) that has the largest
@@ -39,20 +45,23 @@ struct QuantizedGroup {
   std::int8_t high[4];
 };
 
-// In a row that is not finite all codes are 0: there are none for NaN.
+// In a group that is not finite all codes are 0, as there are none for NaN, and the scale is NaN:
+// so becomes every product with the row.
 template <int kGroup, bool kOutlier>
-OCTAVO_INLINE QuantizedGroup quantize_group(const float* x, bool is_finite, std::int8_t* codes) {
+OCTAVO_INLINE QuantizedGroup quantize_group(const F32 (&x)[kGroup / kLanes], std::int8_t* codes) {
   constexpr int kVectors = kGroup / kLanes;
   const F32 zero = set1(0.0f);
-  F32 magnitudes[kVectors], max = zero;
+  F32 magnitudes[kVectors], max = zero, poison = zero;
   OCTAVO_UNROLL for (int i = 0; i < kVectors; ++i) {
-    magnitudes[i] = absolute(load(x + i * kLanes));
+    magnitudes[i] = absolute(x[i]);
     max = vmax(magnitudes[i], max);
+    poison = fma(x[i], zero, poison);  // NaN from NaN and infinities
   }
   const float largest = reduce_max(max);
+  const bool is_finite = is_zero(poison);
   if (!is_finite || !(largest > kSmallestMax)) {
-    OCTAVO_UNROLL for (int i = 0; i < kGroup; i += kLanes) store_int8(codes + i, zero);
-    return {0.0f, 0.0f, 0, {}};
+    OCTAVO_UNROLL for (int i = 0; i < kVectors; ++i) store_int8(codes + i * kLanes, zero);
+    return {is_finite ? 0.0f : __builtin_nanf(""), 0.0f, 0, {}};
   }
   QuantizedGroup group{};
   float unit = largest;  // has the code 127
@@ -64,13 +73,13 @@ OCTAVO_INLINE QuantizedGroup quantize_group(const float* x, bool is_finite, std:
   const F32 inverse = set1(127.0f / unit);
   alignas(64) std::int8_t high[kGroup];
   F32 total = zero;
-  OCTAVO_UNROLL for (int i = 0; i < kGroup; i += kLanes) {
-    const F32 code = round_even(mul(load(x + i), inverse));
+  OCTAVO_UNROLL for (int i = 0; i < kVectors; ++i) {
+    const F32 code = round_even(mul(x[i], inverse));
     total = add(total, code);
-    store_int8(codes + i, code);
+    store_int8(codes + i * kLanes, code);
     if constexpr (kOutlier) {
       // floor((code + 128) / 256), as the nearest to (code + 0.5) / 256, which no two are.
-      store_int8(high + i, round_even(fma(code, set1(1.0f / 256), set1(0.5f / 256))));
+      store_int8(high + i * kLanes, round_even(fma(code, set1(1.0f / 256), set1(0.5f / 256))));
     }
   }
   if constexpr (kOutlier) __builtin_memcpy(group.high, high + 4 * group.quad, 4);
@@ -79,43 +88,39 @@ OCTAVO_INLINE QuantizedGroup quantize_group(const float* x, bool is_finite, std:
   return group;
 }
 
-// Widens a row and pads it with zeros to k_padded. Returns 0, or NaN where an element is NaN or
-// infinite.
-template <class E>
-OCTAVO_INLINE float widen_row(const typename E::T* x, int k, int k_padded, float* row) {
-  const F32 zero = set1(0.0f);
-  F32 poison = zero;
-  for (int j = 0; j < k_padded; j += kLanes) {
-    F32 v = j < k ? E::widen(x + j) : zero;
-    if (j < k && j + kLanes > k) {  // what lies behind a row's last column is undefined
-      store(row + j, v);
-      for (int i = k; i < j + kLanes; ++i) row[i] = 0.0f;
-      v = load(row + j);
-    }
-    poison = fma(v, zero, poison);
-    store(row + j, v);
+// A group of a row, of which `left` columns are the row's. What lies behind them is undefined: 0.
+template <class E, int kGroup>
+OCTAVO_INLINE void load_group(const typename E::T* x, int left, F32 (&group)[kGroup / kLanes]) {
+  if (left >= kGroup) {
+    OCTAVO_UNROLL for (int i = 0; i < kGroup / kLanes; ++i) group[i] = E::widen(x + i * kLanes);
+    return;
   }
-  return reduce_add(poison);
+  alignas(64) typename E::T padded[kGroup] = {};
+  if (left > 0) __builtin_memcpy(padded, x, left * sizeof(typename E::T));
+  OCTAVO_UNROLL for (int i = 0; i < kGroup / kLanes; ++i) group[i] = E::widen(padded + i * kLanes);
 }
 
 template <class E, int kGroup, bool kOutlier>
 void quantize_rows(const QuantizeArgs& args, const Task& task) {
-  float* row = reinterpret_cast<float*>(task.scratch);
   const int groups = args.k_padded / kGroup;
-  int begin, end;
-  split_rows(task, &begin, &end);
+  int begin = 0, end = task.rows, first = 0, last = groups;
+  if (args.by_columns) {
+    split(groups, 1, task, &first, &last);
+  } else {
+    split_rows(task, &begin, &end);
+  }
   for (int m = begin; m < end; ++m) {
-    const float poison =
-        widen_row<E>(row_of<typename E::T>(*args.x, m), args.k, args.k_padded, row);
+    const typename E::T* x = row_of<typename E::T>(*args.x, m);
     auto* codes = static_cast<std::int8_t*>(args.out->data) + m * args.out->ld * 4;
     float* scales = reinterpret_cast<float*>(codes + args.k_padded);
     float *corrections = scales + groups, *high = corrections + groups, *quads = high + groups;
-    for (int g = 0; g < groups; ++g) {
-      const QuantizedGroup group =
-          quantize_group<kGroup, kOutlier>(row + g * kGroup, poison == 0.0f, codes + g * kGroup);
-      scales[g] = group.scale + poison;
+    for (int g = first; g < last; ++g) {
+      F32 values[kGroup / kLanes];
+      load_group<E, kGroup>(x + g * kGroup, args.k - g * kGroup, values);
+      const QuantizedGroup group = quantize_group<kGroup, kOutlier>(values, codes + g * kGroup);
+      scales[g] = group.scale;
       if (args.has_min) {
-        corrections[g] = scales[g] * group.sum;
+        corrections[g] = group.scale * group.sum;
       } else {
         const std::int32_t start = -args.zero_point * static_cast<std::int32_t>(group.sum);
         __builtin_memcpy(corrections + g, &start, 4);

@@ -77,7 +77,10 @@ bool Program::needs_barrier(std::size_t op, const Split split[2]) const {
   const Op& b = ops_[op];
   const Split& s = split[static_cast<int>(b.rows)];
   if (b.free_behind && s.replicated) return false;
-  return !(a.rows == b.rows && s.by_rows && a.row_local && b.row_local);
+  if (a.rows != b.rows) return true;
+  if (s.by_rows) return !(a.row_local && b.row_local);
+  if (b.follows_columns) return false;
+  return s.replicated || !(a.splits_rows && b.splits_rows);
 }
 
 void Program::plan_memory() {
@@ -136,6 +139,17 @@ void Program::plan_memory() {
   argmax_partials_.ids = reinterpret_cast<std::int32_t*>(bests + best);
 }
 
+// What an attention reads is fetched during the largest product since the attention before it.
+void Program::plan_fetches() {
+  Op* largest = nullptr;
+  for (Op& op : ops_) {
+    if (op.weight_bytes > (largest ? largest->weight_bytes : 0)) largest = &op;
+    if (!op.attends) continue;
+    if (largest) largest->kv_ahead = &*op.attends;
+    largest = nullptr;
+  }
+}
+
 void Program::finish() {
   require(!finished_, "this program is finished");
   require(!taps_.empty(), "a forward must call output() at least once");
@@ -143,6 +157,7 @@ void Program::finish() {
   plan_taps();
   plan_replicas();
   plan_memory();
+  plan_fetches();
   runs_.assign(ops_.size(), 1);
   finished_ = true;
 }

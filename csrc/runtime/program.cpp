@@ -67,7 +67,8 @@ void Program::choose_ops(const StepView& step, const Split split[2], std::uint64
   for (std::size_t i = 0; i < ops_.size(); ++i) {
     const Op& op = ops_[i];
     const Split& s = split[static_cast<int>(op.rows)];
-    const Task task{0, pool_->num_threads(), s.rows, s.by_rows, s.replicated, nullptr, &step};
+    const Task task{0,      pool_->num_threads(), s.rows, s.by_rows, s.replicated, nullptr, &step,
+                    nullptr};
     runs_[i] = (op.has_effects || (op.taps & wanted) != 0) && !(op.skip_by_rows && s.by_rows) &&
                (!op.is_needed || op.is_needed(task));
   }
@@ -75,7 +76,8 @@ void Program::choose_ops(const StepView& step, const Split split[2], std::uint64
 
 void Program::execute(int thread, const StepView& step, const Split split[2]) {
   const int num_threads = pool_->num_threads();
-  Task task{thread, num_threads, 0, false, false, scratch_ + thread * scratch_bytes_, &step};
+  Task task{thread, num_threads, 0, false, false, scratch_ + thread * scratch_bytes_,
+            &step,  nullptr};
   const bool timed = profiling_ && thread == 0;
   double mark = timed ? now() : 0.0;
   bool barrier = false, may_have_failed = false;
@@ -97,6 +99,7 @@ void Program::execute(int thread, const StepView& step, const Split split[2]) {
     task.rows = s.rows;
     task.by_rows = s.by_rows;
     task.replicated = s.replicated;
+    task.kv_ahead = op.kv_ahead;
     op.run(task);
     if (timed) {
       const double t = now();

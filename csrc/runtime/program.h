@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -147,15 +148,21 @@ class Program {
     Rows rows;
     std::vector<int> reads, writes;
     std::function<void(const Task&)> run;
-    bool row_local = true;      // split by rows, it reads and writes nothing of other rows
-    bool skip_by_rows = false;  // the op before does it all where rows are split
-    bool replicates = false;    // every thread may compute all rows for itself
-    bool has_effects = false;   // needed whatever is asked for
-    bool can_fail = false;      // sets failure_
+    bool row_local = true;          // split by rows, it reads and writes nothing of other rows
+    bool skip_by_rows = false;      // the op before does it all where rows are split
+    bool replicates = false;        // every thread may compute all rows for itself
+    bool writes_halves = false;     // not split by rows, a thread writes half of each of its panels
+    bool splits_rows = false;       // always: a thread takes the same rows as of other such ops
+    bool follows_columns = false;   // not split by rows, it takes what the thread has just written
+    std::int64_t weight_bytes = 0;  // of a product
+    std::optional<KvAhead> attends;              // what it reads of the KV cache
+    bool has_effects = false;                    // needed whatever is asked for
+    bool can_fail = false;                       // sets failure_
     std::function<bool(const Task&)> is_needed;  // in this step; null: always
     // Planned by finish():
-    std::uint64_t taps = 0;    // that need it
-    bool free_behind = false;  // no barrier after replicating ops before it
+    std::uint64_t taps = 0;             // that need it
+    bool free_behind = false;           // no barrier after replicating ops before it
+    const KvAhead* kv_ahead = nullptr;  // what it fetches
     double seconds = 0.0;
   };
   // How the ops of one kind of rows are dealt out in a step.
@@ -175,6 +182,7 @@ class Program {
   const ValueInfo& read_act(int id, std::int64_t width);
   // What a linear op multiplies (x, or its quantized form), and where it lies in a step.
   int operand(int x, const PackedLinear& weight, bool gated);
+  bool follows_columns(int x, std::int64_t groups, int group) const;
   void read_operand(int id);
   static const Buffer* buffer_of(const Value& value, const Task& task) {
     return task.replicated && !value.replicas.empty() ? &value.replicas[task.thread]
@@ -198,6 +206,7 @@ class Program {
   void plan_taps();
   void plan_replicas();
   void plan_memory();
+  void plan_fetches();
   bool needs_barrier(std::size_t op, const Split split[2]) const;
 
   void check_weights() const;

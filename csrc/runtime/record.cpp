@@ -156,7 +156,9 @@ Program::Op& Program::add_norm(const char* name, Rows rows, int out, NormArgs ar
   };
   keep_weight(std::move(weight));
   if (bias) keep_weight(std::move(bias));
-  return add_op(name, rows, {out}, run);
+  Op& op = add_op(name, rows, {out}, run);
+  op.splits_rows = true;
+  return op;
 }
 
 int Program::rms_norm(int x, std::shared_ptr<PackedVector> weight, int residual, float eps,
@@ -196,6 +198,15 @@ int Program::layer_norm(int x, std::shared_ptr<PackedVector> weight,
   return out;
 }
 
+// Whether threads that have just written x by panels of 16 columns hold whole groups of it.
+bool Program::follows_columns(int x, std::int64_t groups, int group) const {
+  constexpr int kColumns = kPanel / 2;
+  const Value& v = *values_[x];
+  const bool is_last = v.first == static_cast<int>(ops_.size()) - 1;
+  return is_last && ops_.back().writes_halves && v.info.width == groups * group &&
+         group % kColumns == 0 && groups % pool_->num_threads() == 0;
+}
+
 // What a linear op multiplies: x, or for a quantized weight its int8 form, made once per value and
 // kind of group.
 int Program::operand(int x, const PackedLinear& weight, bool gated) {
@@ -217,17 +228,20 @@ int Program::operand(int x, const PackedLinear& weight, bool gated) {
     const int out =
         add_value({info.rows, w.k_padded / 4 + words * groups, DType::kF32, Format::kAct});
     known->second = out;
-    const QuantizeArgs args{nullptr,      nullptr,           w.k,           w.k_padded,
-                            traits.group, traits.zero_point, traits.has_min};
+    const bool follows = follows_columns(x, groups, traits.group);
+    const QuantizeArgs args{nullptr,           nullptr,        w.k,  w.k_padded, traits.group,
+                            traits.zero_point, traits.has_min, false};
     const auto run = [args, kernel = kernels_->quantize[index(act_)], from = values_[x].get(),
-                      to = values_[out].get()](const Task& task) {
+                      to = values_[out].get(), follows](const Task& task) {
       QuantizeArgs own = args;
+      own.by_columns = follows && !task.by_rows;
       own.x = buffer_of(*from, task);
       own.out = buffer_of(*to, task);
       kernel(own, share_of(*to, task));
     };
-    need_scratch(w.k_padded * static_cast<std::int64_t>(sizeof(float)));
-    add_op("quantize", info.rows, {out}, run).replicates = true;
+    Op& op = add_op("quantize", info.rows, {out}, run);
+    op.follows_columns = follows;
+    op.replicates = op.splits_rows = !follows;
   }
   read_operand(known->second);
   return known->second;
@@ -251,7 +265,8 @@ int Program::linear(int x, std::shared_ptr<PackedLinear> weight, int residual) {
   keep_weight(std::move(weight));
   need_scratch(kernels_->gemm_scratch(1));
   if (adds && x != residual) in_place_.emplace_back(residual, out);
-  add_op(adds ? "linear_add" : "linear", info.rows, {out}, run);
+  add_op(adds ? "linear_add" : "linear", info.rows, {out}, run).weight_bytes =
+      w.num_panels * w.panel_bytes;
   return out;
 }
 
@@ -269,7 +284,9 @@ int Program::gated_linear(int x, std::shared_ptr<PackedLinear> weight, Activatio
   };
   keep_weight(std::move(weight));
   need_scratch(kernels_->gemm_scratch(1));
-  add_op("gated_linear", info.rows, {out}, run);
+  Op& op = add_op("gated_linear", info.rows, {out}, run);
+  op.weight_bytes = w.num_panels * w.panel_bytes;
+  op.writes_halves = true;
   return out;
 }
 
@@ -288,7 +305,7 @@ int Program::logits(int x, std::shared_ptr<PackedLinear> weight, float scale, fl
   };
   keep_weight(std::move(weight));
   need_scratch(kernels_->gemm_scratch(1));
-  add_op("logits", Rows::kLogits, {out}, run);
+  add_op("logits", Rows::kLogits, {out}, run).weight_bytes = w.num_panels * w.panel_bytes;
   return out;
 }
 
@@ -310,7 +327,7 @@ int Program::argmax(int x, std::shared_ptr<PackedLinear> weight, float scale, fl
   keep_weight(std::move(weight));
   need_scratch(kernels_->gemm_scratch(1));
   argmax_rows_ = std::max(argmax_rows_, rules_.limits.max_logit_rows);
-  add_op("argmax", Rows::kLogits, {out}, run);
+  add_op("argmax", Rows::kLogits, {out}, run).weight_bytes = w.num_panels * w.panel_bytes;
   const auto merge = kernels_->argmax_merge;
   add_op("argmax_merge", Rows::kLogits, {out}, [=](const Task& task) { merge(args, task); });
   return out;

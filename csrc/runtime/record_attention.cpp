@@ -75,6 +75,7 @@ int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const K
     if (norm.q) own.norm = {norm.q->data(), norm.k->data(), norm.eps, norm.offset};
     return own;
   };
+  const std::int64_t weight_bytes = w.num_panels * w.panel_bytes;
   keep(kv.cache);
   keep(rope);
   keep_weight(std::move(weight));
@@ -86,6 +87,7 @@ int Program::qkv_rope_store(int x, std::shared_ptr<PackedLinear> weight, const K
   Op& first = add_op("qkv_project", rows, {raw, out},
                      [=](const Task& task) { project(args_of(task), task); });
   first.has_effects = true;
+  first.weight_bytes = weight_bytes;
   read(raw);
   Op& second = add_op("qkv_finish", rows, {out},
                       [args_of, kernel = kernels_->qkv_finish[index(act_)]](const Task& task) {
@@ -130,11 +132,12 @@ int Program::attention(int q, const KvLayer& kv, const HeadShape& heads, float s
   keep(kv.cache);
   if (sinks) keep_weight(std::move(sinks));
   need_scratch(kernels_->attention_scratch(heads));
-  add_op("attention", info.rows, {out},
-         [args_of, kernel = kernels_->attention[index(act_)]](const Task& task) {
-           kernel(args_of(), task);
-         })
-      .row_local = false;
+  Op& first = add_op("attention", info.rows, {out},
+                     [args_of, kernel = kernels_->attention[index(act_)]](const Task& task) {
+                       kernel(args_of(), task);
+                     });
+  first.row_local = false;
+  first.attends = KvAhead{args.kv, window};
   read(q);
   Op& second = add_op("attention_merge", info.rows, {out},
                       [args_of, kernel = kernels_->attention_merge[index(act_)]](const Task& task) {

@@ -96,6 +96,37 @@ def test_every_number_of_rows_about_a_tile(tier: str, format: WeightFormat) -> N
             assert np.array_equal(linear_rows(backend, weight, x[-rows:]), whole[-rows:])
 
 
+@all_tiers
+@pytest.mark.parametrize("groups", [6, 5], ids=["whole groups per thread", "cut groups"])
+def test_threads_round_what_they_have_written(tier: str, groups: int) -> None:
+    """Without a barrier: norms by rows, gated activations by whole groups."""
+    rng = np.random.default_rng(6)
+    size, hidden = 128, 64 * groups
+    gate, up = (source_of(WeightFormat.INT8, rng, hidden, size) for _ in range(2))
+    down = source_of(WeightFormat.INT8, rng, size, hidden)
+    x = randn(7, 40, size)
+    results: dict[int, list[np.ndarray]] = {}
+    for threads in (1, 2, 3):
+        backend = BACKENDS[tier, threads]
+        ones = backend.pack_vector(HostTensor.of(np.ones(size, np.float32)))
+        wide = backend.pack_linear([gate, up], gated=True, format=WeightFormat.INT8)
+        narrow = backend.pack_linear([down], format=WeightFormat.INT8)
+
+        def forward(ops: Ops, ones=ones, wide=wide, narrow=narrow) -> None:
+            y = ops.input("x", size)
+            for _ in range(20):
+                z = ops.gated_linear(ops.rms_norm(y, ones, eps=1e-6), wide, Activation.SILU)
+                y = ops.linear_add(z, narrow, y)
+            ops.output("out", y)
+
+        for rows in (1, 2, 3, 8, 13, 40):
+            results.setdefault(rows, []).append(
+                run_rows(backend, forward, {"x": x[:rows]})["out"].copy()
+            )
+    for rows, outs in results.items():
+        assert all(np.array_equal(out, results[40][0][:rows]) for out in outs)
+
+
 def unit_blocks(dtype: DType) -> HostTensor:
     """Random codes with scales of 1, [40, two blocks]."""
     kind = gguf.GGMLQuantizationType[dtype.name]
