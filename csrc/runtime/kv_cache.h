@@ -1,4 +1,5 @@
-// The pool of KV pages: one region per tensor, block after block.
+// The pool of KV pages: block after block, of each the pages of all tensors. So a request touches as
+// much memory as its blocks have, and not a large page of every layer.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +16,12 @@ class KvCache {
   KvCache(const KvCache&) = delete;
   KvCache& operator=(const KvCache&) = delete;
 
-  std::int64_t num_tensors() const { return static_cast<std::int64_t>(tensors_.size()); }
+  std::int64_t num_tensors() const { return num_tensors_; }
   std::int64_t num_blocks() const { return num_blocks_; }
   std::int64_t page_bytes() const { return page_bytes_; }
-  char* tensor(std::int64_t i) const { return tensors_[i]->data(); }
+  std::int64_t block_bytes() const { return num_tensors_ * page_bytes_; }
+  // The page of block 0; those of others follow at multiples of block_bytes().
+  char* tensor(std::int64_t i) const { return region_->data() + i * page_bytes_; }
 
   // In order, in every tensor. The null block is refused.
   void copy_blocks(const std::vector<std::pair<std::int64_t, std::int64_t>>& copies);
@@ -27,8 +30,8 @@ class KvCache {
  private:
   void check_block(std::int64_t block) const;
 
-  std::int64_t num_blocks_, page_bytes_;
-  std::vector<std::unique_ptr<Region>> tensors_;
+  std::int64_t num_tensors_, num_blocks_, page_bytes_;
+  std::unique_ptr<Region> region_;
 };
 
 }  // namespace octavo
