@@ -207,9 +207,9 @@ void PackedLinear::put_blocks(ThreadPool& pool, std::int64_t first, const Source
   const BlockFormat& format = *blocks.format;
   const WeightTraits& traits = traits_of(weight_.format);
   const std::int64_t k = weight_.k;
-  require(blocks.columns() == k && first >= 0 && blocks.rows >= 0 &&
-              first + blocks.rows <= weight_.n,
-          "rows do not fit the linear weight");
+  require(
+      blocks.columns() == k && first >= 0 && blocks.rows >= 0 && first + blocks.rows <= weight_.n,
+      "rows do not fit the linear weight");
   const bool held = can_hold(traits, format);
   pack_runs(pool, first, blocks.rows, [&](const Run& run, char* panel) {
     if (!held) {  // a panel's rows at a time: their values stay in the cache

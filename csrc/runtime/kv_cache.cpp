@@ -45,7 +45,8 @@ void KvCache::copy_blocks(const std::vector<std::pair<std::int64_t, std::int64_t
 void KvCache::clear_blocks(const std::vector<std::int64_t>& blocks) {
   for (const std::int64_t block : blocks) check_block(block);
   for (const std::int64_t block : blocks) {
-    std::memset(region_->data() + block * block_bytes(), 0, static_cast<std::size_t>(block_bytes()));
+    std::memset(region_->data() + block * block_bytes(), 0,
+                static_cast<std::size_t>(block_bytes()));
   }
 }
 

@@ -1,5 +1,5 @@
-// The pool of KV pages: block after block, of each the pages of all tensors. So a request touches as
-// much memory as its blocks have, and not a large page of every layer.
+// The pool of KV pages: block after block, of each the pages of all tensors. So a request touches
+// as much memory as its blocks have, and not a large page of every layer.
 #pragma once
 
 #include <cstdint>

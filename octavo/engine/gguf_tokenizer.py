@@ -163,10 +163,11 @@ class _Vocabulary:
             )
         return value
 
-    def merges(self) -> list[tuple[str, ...]]:
-        return [tuple(merge.split(" ", 1)) for merge in self._strings("merges")]
+    def merges(self) -> list[tuple[str, str]]:
+        """As the file says; `bpe` looks at them."""
+        return [tuple(merge.split(" ", 1)) for merge in self._strings("merges")]  # type: ignore[misc]
 
-    def bpe(self, merges: list[tuple[str, ...]], **options: Any) -> models.BPE:
+    def bpe(self, merges: list[tuple[str, str]], **options: Any) -> models.BPE:
         """The model of these merges. The library checks that they are of two tokens and give one;
         which one does not is looked for when it refuses."""
         ids = self.ids
@@ -260,7 +261,7 @@ def _sentencepiece_bpe(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     return core, True
 
 
-def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, ...]]:
+def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """The ranked merges; those of a large vocabulary are kept (Gemma's 262,144 tokens: 0.7 s)."""
     tokens, scores = vocabulary.tokens, vocabulary.scores()
     if len(tokens) < _LARGE_VOCABULARY:

@@ -127,8 +127,8 @@ class CpuBackend(Backend):
     def _put(
         self, packed: _cpu.PackedLinear | _cpu.PackedTable, first: int, tensor: HostTensor
     ) -> None:
-        """Fill rows of a packed weight from `first` on. Blocks that it does not hold are dequantized
-        natively, to the values that `HostTensor.to_float32` gives."""
+        """Fill rows of a packed weight from `first` on. Blocks that it does not hold are
+        dequantized natively, to the values that `HostTensor.to_float32` gives."""
         if tensor.dtype.is_block_format:
             blocks = np.ascontiguousarray(tensor.data)
             packed.put_blocks(self._device, first, tensor.dtype.value, blocks)
