@@ -1,8 +1,11 @@
-// The pool of KV pages: block after block, of each the pages of all tensors. So a request touches
-// as much memory as its blocks have, and not a large page of every layer.
+// The pool of KV pages. Pages of 2^run_shift blocks of one tensor lie together: a run; then come
+// the same blocks of the next tensor. So a request's first tokens touch a few large pages of
+// memory, and not one of every layer, and attention still reads long stretches.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "api/types.h"
@@ -19,9 +22,8 @@ class KvCache {
   std::int64_t num_tensors() const { return num_tensors_; }
   std::int64_t num_blocks() const { return num_blocks_; }
   std::int64_t page_bytes() const { return page_bytes_; }
-  std::int64_t block_bytes() const { return num_tensors_ * page_bytes_; }
-  // The page of block 0; those of others follow at multiples of block_bytes().
-  char* tensor(std::int64_t i) const { return region_->data() + i * page_bytes_; }
+  // How kernels find a tensor's pages; heads and group are the caller's to fill in.
+  KvView tensor(std::int64_t i) const;
 
   // In order, in every tensor. The null block is refused.
   void copy_blocks(const std::vector<std::pair<std::int64_t, std::int64_t>>& copies);
@@ -29,8 +31,10 @@ class KvCache {
 
  private:
   void check_block(std::int64_t block) const;
+  char* page(std::int64_t tensor, std::int64_t block) const;
 
   std::int64_t num_tensors_, num_blocks_, page_bytes_;
+  int run_shift_ = 0;
   std::unique_ptr<Region> region_;
 };
 

@@ -17,8 +17,10 @@ def main() -> None:
     start = time.perf_counter()
     import msgspec
 
-    from octavo import LLM, LLMEngine, SamplingParams
     from octavo.config.engine import EngineConfig
+    from octavo.contracts.sampling_params import SamplingParams
+    from octavo.engine.llm_engine import LLMEngine
+    from octavo.entrypoints.llm import LLM
 
     times = {"import_s": time.perf_counter() - start}
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
