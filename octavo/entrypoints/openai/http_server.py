@@ -237,9 +237,7 @@ class _UvicornServer(uvicorn.Server):
     """Leaves signals alone, tells when it listens, and wakes once a second instead of ten times:
     on a small machine the compute threads feel it."""
 
-    def __init__(
-        self, config: uvicorn.Config, on_ready: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None] = lambda: None) -> None:
         super().__init__(config)
         self._on_ready = on_ready
         self._stop = asyncio.Event()

@@ -23,19 +23,24 @@ from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import (
     APIError,
     aborted,
+    as_api_error,
     bad_request,
     json_response,
     unavailable,
 )
 from octavo.entrypoints.openai.event_log import EventLog
+from octavo.entrypoints.openai.request_log import end_in_background
 from octavo.entrypoints.openai.sse import EventStream, split_events
 from octavo.errors import shown
+from octavo.log import get_logger
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from octavo.entrypoints.openai.admission import Ticket
     from octavo.entrypoints.openai.endpoint import Call
+
+logger = get_logger(__name__)
 
 PATH = "/v1/streams"
 MAX_STREAMS = 1024
@@ -93,7 +98,7 @@ class ResumableStream:
         self.num_readers = 0
         self.task: asyncio.Task[None] | None = None
         self._streams = streams
-        self._error: Exception | None = None
+        self._error: APIError | None = None
         self._is_known = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -110,19 +115,27 @@ class ResumableStream:
                 yield data
 
     async def _make(self, call: Call, ticket: Ticket, begin: Begin) -> None:
-        key = call.record.key
+        record = call.record
+        key = record.key
         call.server.in_flight += 1
         try:
             with ticket, nullcontext() if key is None else key.account.in_background():
                 answer = await begin(replace(call, ticket=ticket))
+                record.in_background = True
                 async with aclosing(answer.events()) as events:
                     async for data in events:
                         self._append(data)
         except asyncio.CancelledError:
             self._error = aborted()
         except Exception as error:
-            self._error = error
+            self._error = as_api_error(error)
+            if self._error.code == "internal_error":
+                logger.error("a stream failed", exc_info=error)
+            if record.in_background:
+                record.fail(self._error)
         finally:
+            if record.in_background:
+                end_in_background(call.server, record)
             self.task = None
             self.log.close()
             call.server.in_flight -= 1
