@@ -287,11 +287,11 @@ async def serve(
         The process's exit status: 0 after a signal, 1 after the engine's death.
     """
     https: list[_UvicornServer] = []
-    servings: list[asyncio.Future[None]] = []
+    servings: list[asyncio.Task[None]] = []
 
     def listen(http: _UvicornServer, sock: socket.socket) -> None:
         https.append(http)
-        servings.append(asyncio.ensure_future(http.serve(sockets=[sock])))
+        servings.append(asyncio.create_task(http.serve(sockets=[sock])))
 
     listen(_UvicornServer(_uvicorn_config(app, tls), on_ready), sock)
     if private is not None:
