@@ -30,6 +30,7 @@ from octavo.entrypoints.openai.errors import (
 )
 from octavo.entrypoints.openai.event_log import EventLog
 from octavo.entrypoints.openai.request_log import end_in_background
+from octavo.entrypoints.openai.shares import exceeds_share
 from octavo.entrypoints.openai.sse import EventStream, split_events
 from octavo.errors import shown
 from octavo.log import get_logger
@@ -203,6 +204,7 @@ class StreamStore:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._streams: dict[str, ResumableStream] = {}  # in the order in which they began
+        self._num_of: Counter[str | None] = Counter()  # by key
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -216,12 +218,12 @@ class StreamStore:
 
     def keep(self, stream: ResumableStream) -> None:
         """A stream begins. Raises APIError 503: there are too many."""
-        num, most = len(self._streams), self._max_streams
-        num_of_key = sum(s.key == stream.key for s in self._streams.values())
-        if stream.key is not None and 2 * num_of_key >= most and not self._drop_ended(stream.key):
+        key, most = stream.key, self._max_streams
+        num, num_of_key = len(self._streams), self._num_of[key]
+        if key is not None and exceeds_share(num_of_key, num, most) and not self._drop_ended(key):
             message = (
-                f"{num_of_key} resumable streams of this API key run or are read, of at most "
-                f"{most // 2}; leave resumable out"
+                f"{num_of_key} resumable streams of this API key run or are read, its share; leave "
+                "resumable out"
             )
             raise unavailable(message, "too_many_streams")
         if len(self._streams) >= most and not self._drop_ended():
@@ -230,6 +232,7 @@ class StreamStore:
             )
             raise unavailable(message, "too_many_streams")
         self._streams[stream.id] = stream
+        self._num_of[key] += 1
 
     def get(self, stream_id: str, key: str | None) -> ResumableStream:
         """The stream, if it was made with this key. Raises APIError 404."""
@@ -247,6 +250,7 @@ class StreamStore:
         """End a stream, and forget it. Those who read it get its end."""
         if self._streams.pop(stream.id, None) is not None:
             self._num_bytes -= stream.log.num_bytes
+            self._num_of[stream.key] -= 1
         stream.end()
 
     def count(self, num_bytes: int) -> None:
