@@ -32,6 +32,7 @@ class Generation:
     Attributes:
         model, prompts, params, parsing: as of `PreparedRequest`.
         public_id: the `id` of the response.
+        record: of the HTTP request.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Generation:
         self.parsing = prepared.parsing
         self.public_id = public_id
         self.created = int(time.time())
+        self.record = call.record
         self._prepared = prepared
         self._ids = engine_ids
         self._service_class = call.service_class

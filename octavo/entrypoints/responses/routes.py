@@ -135,7 +135,7 @@ class _Making:
             failure = as_api_error(error)
             if failure.code == "internal_error":
                 logger.error("a response failed", exc_info=error)
-            self._generation.ticket.record.fail(failure)
+            self._generation.record.fail(failure)
             yield builder.fail(failure)
 
     def _logprobs(self, completion: CompletionOutput) -> list[TokenLogprob]:
