@@ -89,8 +89,8 @@ from octavo.entrypoints.openai.quotas import KeyAccount, KeyLimits
 ledger = Ledger(Path(sys.argv[1]), front_end=int(sys.argv[2]), num_front_ends=3)
 account = KeyAccount(KeyLimits(tokens_per_minute=10**9), lambda: 1.0, usage=ledger.usage("a"))
 print(flush=True)
-sys.stdin.readline()
-for _ in range(5000):
+sys.stdin.read()
+for _ in range(30_000):
     account.take_generated(1)
 """
     path = tmp_path / "ledger"
@@ -106,9 +106,14 @@ for _ in range(5000):
     for process in processes:
         assert process.stdout is not None
         process.stdout.readline()
+    for process in processes:  # both at once
+        assert process.stdin is not None
+        process.stdin.close()
+    assert [process.wait(30) for process in processes] == [0, 0]
     for process in processes:
-        process.communicate(b"\n", timeout=30)
-    assert ledger.usage("a").tokens[0] == 10_000
+        assert process.stdout is not None
+        process.stdout.close()
+    assert ledger.usage("a").tokens[0] == 60_000
 
 
 def test_where_it_cannot_be(tmp_path: Path) -> None:
