@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import stat
+from collections.abc import Iterator
 
 from octavo.errors import ConfigError
 
@@ -69,8 +70,27 @@ def share(sock: socket.socket, count: int) -> list[socket.socket]:
     return sockets
 
 
+@contextlib.contextmanager
+def removed_at_exit(path: str | None) -> Iterator[None]:
+    """Remove the Unix socket at `path` at the end, unless another server has put its own there."""
+    bound = None if path is None else os.stat(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            if path is not None and bound is not None and os.path.samestat(bound, os.stat(path)):
+                os.unlink(path)
+
+
 def _remove_socket(path: str) -> None:
-    """Remove the socket that an earlier server left; anything else in its place stays."""
-    with contextlib.suppress(FileNotFoundError):
+    """Remove the socket that an earlier server left. One where somebody listens stays, and so does
+    anything else in its place."""
+    with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as client:
         if stat.S_ISSOCK(os.stat(path).st_mode):
-            os.unlink(path)
+            client.setblocking(False)
+            try:
+                client.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+            except BlockingIOError:  # somebody listens, and has much to do
+                pass

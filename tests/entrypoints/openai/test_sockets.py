@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.entrypoints.openai.sockets import bind, share
+from octavo.entrypoints.openai.sockets import bind, removed_at_exit, share
 from octavo.errors import ConfigError
 
 
@@ -31,6 +31,21 @@ def test_unix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="in use"):
         bind("", 0, str(path))
     assert path.read_text() == "keep me"
+
+
+def test_a_unix_socket_of_a_server_that_runs_is_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with bind("", 0, str(path)) as sock, removed_at_exit(str(path)):
+        sock.listen(0)
+        for _ in range(3):  # the last one finds no room to wait
+            with pytest.raises(ConfigError, match="in use"):
+                bind("", 0, str(path))
+        path.unlink()
+        bind("", 0, str(path)).close()  # another one's
+    assert path.exists()
+    with bind("", 0, str(path)), removed_at_exit(str(path)):
+        pass
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(
