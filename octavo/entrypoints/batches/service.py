@@ -20,6 +20,7 @@ from octavo.entrypoints.batches.errors import storage_error
 from octavo.entrypoints.batches.line_runner import LineSlots
 from octavo.entrypoints.batches.runner import BatchRun
 from octavo.entrypoints.batches.store import Store
+from octavo.entrypoints.openai.errors import APIError
 from octavo.env import octavo_home
 from octavo.log import get_logger
 
@@ -119,8 +120,10 @@ class BatchService:
                         if time.monotonic() > swept + SWEEP_SECONDS:
                             swept = time.monotonic()
                             await self.call(lambda store: store.files.sweep())
+                except APIError:  # the store cannot be used, and the log says why
+                    pause = RETRY_SECONDS
                 except Exception:
-                    logger.exception("the store of batches cannot be used now")
+                    logger.exception("batches cannot be run now")
                     pause = RETRY_SECONDS
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._news.wait(), pause)

@@ -40,7 +40,7 @@ def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
     except OSError as error:
         if sock is not None:
             sock.close()
-        raise ConfigError(f"cannot listen at {uds or f'{host}:{port}'}: {error}") from None
+        raise ConfigError(f"cannot listen at {uds or shown_address(host, port)}: {error}") from None
     return sock
 
 
@@ -66,8 +66,13 @@ def share(sock: socket.socket, count: int) -> list[socket.socket]:
     except OSError as error:
         for opened in sockets:
             opened.close()
-        raise ConfigError(f"cannot listen at {address[0]}:{address[1]}: {error}") from None
+        raise ConfigError(f"cannot listen at {shown_address(*address[:2])}: {error}") from None
     return sockets
+
+
+def shown_address(host: str, port: int) -> str:
+    """Host and port as a URL has them: IPv6 in brackets."""
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
 @contextlib.contextmanager

@@ -21,6 +21,20 @@ def test_tcp() -> None:
             bind("127.0.0.1", port)
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_ipv6() -> None:
+    """`::` is every address, of IPv4 too; several front ends share it."""
+    first, second = share(bind("::", 0), 2)
+    with first, second:
+        port = first.getsockname()[1]
+        first.listen()
+        second.listen()
+        for host in ("::1", "127.0.0.1"):
+            socket.create_connection((host, port)).close()
+        with pytest.raises(ConfigError, match=rf"cannot listen at \[::1\]:{port}: .*in use"):
+            bind("::1", port)
+
+
 def test_unix(tmp_path: Path) -> None:
     path = tmp_path / "s"
     bind("", 0, str(path)).close()
