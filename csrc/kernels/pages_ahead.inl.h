@@ -1,6 +1,7 @@
 // What a product of many rows fetches beside its own weights.
 #pragma once
 
+#include "kernels/kv_page.inl.h"
 #include "kernels/split.inl.h"
 
 namespace octavo {
@@ -46,8 +47,7 @@ class PagesAhead {
       block_ = block_ < 0 ? first : block_ + 1;
       if (block_ * kBlockSize >= cached) continue;
       const GroupView& group = step_.groups[ahead_->kv.group];
-      const std::int64_t block = group.block_tables[request_ * group.table_ld + block_];
-      page_ = ahead_->kv.base + block * ahead_->kv.page_bytes;
+      page_ = kv_page(ahead_->kv, group.block_tables[request_ * group.table_ld + block_]);
       return;
     }
   }
