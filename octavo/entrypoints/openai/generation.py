@@ -254,9 +254,8 @@ def begin(
     )
     params = _within(call.server.config.request_timeout, params)
     call.record.params = params
-    kept = kept_tokens(
-        request, max_model_len=model.max_model_len, max_tokens=max_tokens or default_max_tokens
-    )
+    num_new = max_tokens or default_max_tokens or 1
+    kept = kept_tokens(request, room=model.max_model_len - num_new)
     generation = partial(
         Generation,
         server=call.server,

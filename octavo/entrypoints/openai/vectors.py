@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.generation import cancel, priority_of, public_id_of
 from octavo.entrypoints.openai.pooling_protocol import VectorUsage
+from octavo.entrypoints.openai.truncation import kept_tokens
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Vectors:
 
     Attributes:
         public_id: the `id` of the response.
+        kept: the part of every prompt that is taken.
     """
 
     call: Call
@@ -39,6 +41,7 @@ class Vectors:
     model: ServedModel
     params: PoolingParams
     public_id: str
+    kept: slice
     created: int = field(default_factory=lambda: int(time.time()))
     _num_tokens: int = 0
 
@@ -53,7 +56,9 @@ class Vectors:
     ) -> Vectors:
         """Check all of a request but its texts. Raises APIError."""
         params.check_hidden_size(model.engine.info.hidden_size)
-        return cls(call, request, model, params, public_id_of(call, request.request_id, id_prefix))
+        public_id = public_id_of(call, request.request_id, id_prefix)
+        kept = kept_tokens(request, room=model.max_model_len)
+        return cls(call, request, model, params, public_id, kept)
 
     @property
     def usage(self) -> VectorUsage:
@@ -95,7 +100,7 @@ class Vectors:
             prompt = await engine.tokenize(prompt, add_special_tokens=special)
         if not prompt:
             raise bad_request(f"{param} has an empty text; a vector needs a token", param)
-        return prompt
+        return prompt[self.kept]
 
     async def _encode(
         self, param: str, prompt: list[int], engine_id: str, priority: int
