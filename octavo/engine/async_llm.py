@@ -25,7 +25,7 @@ from octavo.contracts.messages import (
 from octavo.contracts.pause_mode import PauseMode
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
-from octavo.engine.beam_search import begin_beam_search
+from octavo.engine.beam_search import begin_beam_search, check_request
 from octavo.engine.core_client import AsyncCoreClient
 from octavo.engine.core_launch import CoreHandle, CoreLink
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
@@ -273,9 +273,20 @@ class AsyncLLM:
         check = partial(self._input_processor.check_num_chars, param=param)
         await self._in_thread(check, num_chars)
 
-    def check_length(self, params: SamplingParams, num_prompt_tokens: int) -> None:
-        """Refuse a prompt that is too long (`InputProcessor.check_length`)."""
-        self._input_processor.check_length(params, num_prompt_tokens)
+    async def check(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams | BeamSearchParams | PoolingParams],
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Refuse what `generate`, `beam_search` or `encode` would refuse of a request, and begin
+        nothing (`InputProcessor.check`). Raises RequestError."""
+        check = partial(
+            check_request, self._input_processor, priority=priority, cache_salt=cache_salt
+        )
+        await self._in_thread(check, prompts, params)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Text to ids, off the event loop."""

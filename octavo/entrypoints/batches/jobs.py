@@ -118,7 +118,7 @@ class Jobs:
         """
         with self._db.transaction():
             row = self._row(batch_id)
-            self._files.check_room(sum(len(r.data) for r in results))
+            self._files.check_room(row["owner"], sum(len(r.data) for r in results))
             ends: dict[bool, int] = {}
             try:
                 for is_error, kind in ((False, "output"), (True, "error")):

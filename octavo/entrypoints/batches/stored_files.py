@@ -15,6 +15,7 @@ from pathlib import Path
 from octavo.entrypoints.batches.database import IS_UNFINISHED, Database, new_id
 from octavo.entrypoints.batches.objects import FileObject, Purpose
 from octavo.entrypoints.openai.errors import APIError, bad_request
+from octavo.entrypoints.openai.shares import exceeds_share
 from octavo.errors import shown
 
 MAX_FILES = 10_000
@@ -50,17 +51,26 @@ class StoredFiles:
         """Where a file's content is. `file_id` comes from the database, never from a user."""
         return self._folder / file_id
 
-    def check_room(self, num_bytes: int) -> None:
-        """Raises StorageFullError: there is no room for so many bytes more."""
-        (files,) = self._db.execute("SELECT total(bytes) FROM files").fetchone()
-        (results,) = self._db.execute(
-            f"SELECT total(output_bytes + error_bytes) FROM batches WHERE {IS_UNFINISHED}"
-        ).fetchone()
-        used = int(files + results)
+    def check_room(self, owner: str, num_bytes: int) -> None:
+        """Raises StorageFullError: there is no room for so many bytes more of this owner's."""
+        used = own = 0
+        for query in (
+            "SELECT total(bytes), total(bytes * (owner = ?)) FROM files",
+            "SELECT total(output_bytes + error_bytes), total((output_bytes + error_bytes)"
+            f" * (owner = ?)) FROM batches WHERE {IS_UNFINISHED}",
+        ):
+            (num_of_all, num_of_owner) = self._db.execute(query, (owner,)).fetchone()
+            used, own = used + int(num_of_all), own + int(num_of_owner)
         if used + num_bytes > self._max_bytes:
             raise StorageFullError(
                 f"{used} bytes are stored, and with {num_bytes} more it would be over the "
                 f"{self._max_bytes} of --max-batch-storage-bytes; delete files"
+            )
+        if owner and exceeds_share(own, used, self._max_bytes, num_bytes):
+            raise StorageFullError(
+                f"{own} bytes of this API key are stored, and with {num_bytes} more it would have "
+                f"more than the {self._max_bytes - used} that are free of "
+                "--max-batch-storage-bytes; delete files"
             )
 
     def begin_upload(self, owner: str, num_bytes: int) -> str:
@@ -81,7 +91,7 @@ class StoredFiles:
                 raise bad_request(
                     f"there are {count} files, and {MAX_FILES} are the most; delete some"
                 )
-            self.check_room(num_bytes)
+            self.check_room(owner, num_bytes)
             self._db.execute(
                 "INSERT INTO files (id, owner, purpose, filename, bytes, created_at, is_ready)"
                 " VALUES (?, ?, 'batch', '', ?, ?, 0)",

@@ -118,6 +118,7 @@ class Gate:
 
     def _end(self, record: RequestRecord, scope: Scope) -> None:
         server, seconds = self._server, time.monotonic() - record.started
+        record.is_over = True
         counts, labels = server.http_requests, (record.route, record.method, record.status)
         counts[labels] = counts.get(labels, 0) + 1
         server.http_seconds_of(record.route).observe(seconds)

@@ -17,13 +17,13 @@ from octavo.entrypoints.openai.generation import (
     UsageCounter,
     begin,
     check_finish,
-    check_num_logprobs,
     progress_of,
     stream_options,
     usage_of,
 )
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.parsing import parse_body, parse_values
+from octavo.entrypoints.openai.prepared import check_num_logprobs, prepare
 from octavo.entrypoints.openai.protocol import GenerationRequest, StreamOptions
 from octavo.entrypoints.openai.sampling import SAMPLING_FIELDS
 from octavo.entrypoints.openai.sse import EventStream, event
@@ -90,23 +90,27 @@ async def generate(call: Call) -> Response | EventStream:
     """Answer one request: JSON, or a stream of events."""
     request = parse_body(call.take_body(), GenerateRequest, UNSUPPORTED)
     model = call.server.model(request.model)
+    call.record.model = model.name
     fields = _fields(request)
     if fields.max_tokens is not None and fields.max_tokens < 1:
         raise bad_request(f"max_tokens={fields.max_tokens} must be at least 1", "max_tokens")
     if fields.logprobs is not None:
         check_num_logprobs("logprobs", fields.logprobs, call.server.config.max_logprobs)
-    prepare = begin(
+
+    async def token_ids() -> list[list[int]]:
+        return [request.token_ids]
+
+    prepared = await prepare(
         call,
         fields,
         model,
-        "gen-",
+        token_ids,
         max_tokens=fields.max_tokens,
         logprobs=fields.logprobs,
         default_max_tokens=DEFAULT_MAX_TOKENS,
+        detokenize=False,
     )
-    generation = prepare([request.token_ids])
-    generation.params = msgspec.structs.replace(generation.params, detokenize=False)
-    answer = _Answer(fields, generation)
+    answer = _Answer(fields, begin(call, prepared, "gen-"))
     return EventStream(answer.events()) if request.stream else await answer.whole()
 
 

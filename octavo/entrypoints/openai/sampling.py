@@ -33,6 +33,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
     shown_special_token_ids: Sequence[int] = (),
+    detokenize: bool = True,
 ) -> SamplingParams:
     """The request's parameters.
 
@@ -41,6 +42,7 @@ def sampling_params(
             repetition_penalty stand where the request has none.
         prompt_logprobs: alternatives that an echo needs; the request may ask for more.
         shown_special_token_ids: special tokens that are to be found in the text.
+        detokenize: a text is to be made.
 
     Raises:
         RequestError: a value is out of range, or its field is not supported yet.
@@ -64,7 +66,13 @@ def sampling_params(
     values["report_progress"] = options is not None and bool(options.include_progress)
     values["structured_outputs"] = structured_outputs(request)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
-    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, output_kind=kind, **values)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        output_kind=kind,
+        detokenize=detokenize,
+        **values,
+    )
 
 
 def _larger(a: int, b: int | None) -> int:

@@ -107,7 +107,7 @@ def test_what_was_not_committed_is_overwritten(store: Store, tmp_path: Path) -> 
 
 
 def test_the_quota_counts_results_and_uploads(store: Store) -> None:
-    made = batch(store)
+    made = batch(store, owner="")
     store.files.begin_upload("other", 500)
     store.jobs.add_results(made.id, [result(1, b"x" * 400)])
     with pytest.raises(StorageFullError, match="903 bytes are stored"):
@@ -116,6 +116,21 @@ def test_the_quota_counts_results_and_uploads(store: Store) -> None:
     store.jobs.add_results(made.id, [result(2, b"x" * 97)])
     with pytest.raises(StorageFullError):
         store.files.begin_upload("me", 1)
+
+
+def test_a_key_stores_no_more_than_it_leaves_free(store: Store) -> None:
+    made = batch(store, owner="alice")
+    store.jobs.add_results(made.id, [result(1, b"x" * 297)])
+    for refused in (
+        lambda: store.files.begin_upload("alice", 401),
+        lambda: store.jobs.add_results(made.id, [result(2, b"x" * 401)]),
+    ):
+        with pytest.raises(StorageFullError, match=r"300 bytes of this API key .* the 700"):
+            refused()
+    store.files.begin_upload("bob", 350)  # of the 700
+    with pytest.raises(StorageFullError, match="the 350 that are free"):
+        store.files.begin_upload("alice", 51)
+    store.files.begin_upload("carol", 350)
 
 
 def test_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

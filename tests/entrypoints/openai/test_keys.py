@@ -19,6 +19,7 @@ from tests.entrypoints.openai.harness import MODEL, Reply, Running, eventually, 
 
 ALICE = {"authorization": "Bearer alices-secret"}
 BOB = {"authorization": "Bearer bobs-secret"}
+USER = [{"role": "user", "content": "SAY:abc"}]
 
 
 def key_file(path: Path, *keys: dict[str, Any]) -> str:
@@ -287,12 +288,45 @@ async def test_the_official_client_waits_and_comes_again(tmp_path: Path) -> None
             assert len((await client.models.list()).data) == 1  # one a second
 
 
-async def test_a_prompt_that_is_refused_costs_no_tokens(tmp_path: Path) -> None:
-    keys = KeyRing(path=key_file(tmp_path, alice(tokens_per_minute=1000)))
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "SAY:abc", "max_tokens": 10**6}),
+        ("/v1/completions", {"prompt": [[65, 66], [99_999]]}),
+        ("/v1/completions", {"prompt": "SAY:abc", "stop_regex": "(a"}),
+        ("/v1/completions", {"prompt": "SAY:abc", "stop_token_ids": [99_999]}),
+        ("/v1/completions", {"prompt": "SAY:abc", "cache_salt": ""}),
+        ("/v1/completions", {"prompt": "SAY:abc", "vllm_xargs": {"a": 1}}),
+        ("/v1/completions", {"prompt": "a", "use_beam_search": True, "n": 128, "max_tokens": 4000}),
+        ("/v1/completions", {"prompt": ["a"] * 513, "n": 2}),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": USER,
+                "response_format": {"type": "structural_tag", "structures": [], "triggers": []},
+            },
+        ),
+        ("/v1/messages", {"messages": USER, "max_tokens": 10**6}),
+        ("/v1/responses", {"input": "SAY:abc", "max_output_tokens": 10**6}),
+        ("/inference/v1/generate", {"token_ids": [65, 99_999]}),
+        ("/v1/embeddings", {"input": ["abc", "x" * 5000]}),
+        ("/v1/embeddings", {"input": [[65], [99_999]]}),
+        ("/v1/embeddings", {"input": "abc", "dimensions": 10**6}),
+        ("/v1/embeddings", {"input": "abc", "cache_salt": "x" * 129}),
+        ("/score", {"text_1": "abc", "text_2": ["abc", ""]}),
+        ("/rerank", {"query": "abc", "documents": ["abc", "x" * 5000]}),
+    ],
+    ids=str,
+)
+async def test_what_is_refused_costs_no_tokens(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    keys = KeyRing(path=key_file(tmp_path, alice(tokens_per_minute=10_000)))
     async with serving(keys=keys) as s:
         (key,) = keys
-        body = {"prompt": "SAY:abc", "max_tokens": 10**6}
-        assert (await s.post("/v1/completions", body, **ALICE)).status == 400
+        reply = await s.post(path, body, **ALICE)
+        assert reply.status == 400, reply.body
         assert key.account.prompt_tokens == 0
+        assert reply.headers["x-ratelimit-remaining-tokens"] == "10000"
         assert (await s.post("/v1/completions", {"prompt": "SAY:abc"}, **ALICE)).status == 200
         assert key.account.prompt_tokens > 0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.entrypoints.openai.errors import bad_request
+from octavo.entrypoints.openai.record import RequestRecord
 from octavo.entrypoints.openai.sse import EventStream, event, split_events
 
 
@@ -16,7 +17,8 @@ async def _run(events: AsyncGenerator[bytes, None]) -> list[Any]:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await EventStream(events)({}, None, send)  # type: ignore[arg-type]
+    scope = {"octavo.record": RequestRecord(request_id="r")}
+    await EventStream(events)(scope, None, send)  # type: ignore[arg-type]
     return sent
 
 
