@@ -127,13 +127,16 @@ def _option(name: str, hint: Any, default: Any, help_text: str, panel: str) -> i
     )
 
 
-def _hidden_option(name: str, kind: type) -> inspect.Parameter:
+def _hidden_option(name: str, hint: Any) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
-    if kind is bool:
+    if hint is bool:
         flag = f"{flag}/--no-{flag[2:]}"
-    annotation = Annotated[kind | None, typer.Option(flag, hidden=True)]
-    parameter = inspect.Parameter
-    return parameter(name, parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[hint | None, typer.Option(flag, hidden=True)],
+    )
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
