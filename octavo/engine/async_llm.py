@@ -375,7 +375,7 @@ class AsyncLLM:
         with contextlib.suppress(asyncio.CancelledError):
             await self._receiver
         await self._client.shutdown()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False)
 
     # ---------------------------------------------------------------- ends
 
@@ -480,7 +480,14 @@ class AsyncLLM:
             raise EngineDeadError(str(self._dead))
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        """Call it off the event loop. Raises EngineDeadError, also while it waits for its turn."""
+        self._ensure_alive()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._call_alive, function, *args)
+
+    def _call_alive(self, function: Callable[..., T], *args: Any) -> T:
+        self._ensure_alive()
+        return function(*args)
 
 
 async def _in_daemon_thread(function: Callable[[], T]) -> T:

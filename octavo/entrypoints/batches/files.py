@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from octavo.entrypoints.batches.errors import storage_error
 from octavo.entrypoints.batches.objects import (
     DeletedFile,
     FileList,
@@ -17,7 +18,6 @@ from octavo.entrypoints.batches.objects import (
     FileObject,
     FileUpload,
 )
-from octavo.entrypoints.batches.stored_files import StorageFullError
 from octavo.entrypoints.batches.upload import MAX_OVERHEAD_BYTES, UploadForm, boundary_of, too_large
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import APIError, bad_request, json_response, unavailable
@@ -76,7 +76,7 @@ async def create_file(call: Call) -> Response:
         except BaseException as error:
             service.call_soon(lambda store: store.files.remove_upload(file_id))
             if isinstance(error, OSError):
-                raise StorageFullError(f"the file could not be stored: {error.strerror}") from None
+                raise storage_error(error) from None
             raise
     finally:
         service.uploads[owner] -= 1

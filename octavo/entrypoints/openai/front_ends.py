@@ -44,6 +44,7 @@ class Order(msgspec.Struct, kw_only=True):
     Attributes:
         core_address: the socket of the engine core that is this front end's.
         http_addresses: paths of the private sockets of all front ends.
+        ledger: path of the file of what API keys have used.
         listener: descriptor of the listening socket.
     """
 
@@ -51,7 +52,13 @@ class Order(msgspec.Struct, kw_only=True):
     config: ServerConfig
     core_address: str
     http_addresses: list[str]
+    ledger: str
     listener: int
+
+
+def ledger_path(core: CoreHandle) -> Path:
+    """The file of the `Ledger` of a server with several front ends."""
+    return core.folder / "ledger"
 
 
 def listen_privately(path: str) -> socket.socket:
@@ -92,6 +99,7 @@ class FrontEnds:
                 config=config,
                 core_address=core.addresses[i],
                 http_addresses=addresses,
+                ledger=str(ledger_path(core)),
                 listener=sock.fileno(),
             )
             for i, sock in enumerate(socks, start=1)

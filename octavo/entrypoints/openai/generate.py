@@ -1,4 +1,4 @@
-"""POST /inference/v1/generate: token ids in, token ids out; no text is made."""
+"""POST /inference/v1/generate: token ids in, token ids out; text is made only to find its end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from octavo.entrypoints.openai.answers import ChatLogprobs, Progress, PromptLogprobs, Usage
 from octavo.entrypoints.openai.api_route import APIRoute
+from octavo.entrypoints.openai.beams import BEAM_SEARCH_FIELDS
 from octavo.entrypoints.openai.errors import APIError, bad_request, json_response
 from octavo.entrypoints.openai.generation import (
     Generation,
@@ -39,13 +40,13 @@ DEFAULT_MAX_TOKENS = 16
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {"features": (), "kv_transfer_params": ()}
 
 
-class GenerateRequest(msgspec.Struct, kw_only=True):
+class GenerateRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """POST /inference/v1/generate.
 
     Attributes:
         token_ids: the prompt.
-        sampling_params: the sampling fields of a request for text, and `logprobs`: how many
-            alternatives per token. Those that need text (stop strings) are refused.
+        sampling_params: the sampling fields of a request for text, those of a beam search too, and
+            `logprobs`: how many alternatives per token.
         model, stream, stream_options, cache_salt, priority, request_id: as in a request for text.
     """
 
@@ -63,6 +64,7 @@ class SamplingFields(GenerationRequest, kw_only=True):
     """What `sampling_params` may hold, and the request's own fields."""
 
     logprobs: int | None = None
+    best_of: int | None = None
 
 
 class GenerateChoice(msgspec.Struct, kw_only=True):
@@ -108,7 +110,7 @@ async def generate(call: Call) -> Response | EventStream:
         max_tokens=fields.max_tokens,
         logprobs=fields.logprobs,
         default_max_tokens=DEFAULT_MAX_TOKENS,
-        detokenize=False,
+        detokenize=bool(fields.stop or fields.stop_regex),
     )
     answer = _Answer(fields, begin(call, prepared, "gen-"))
     return EventStream(answer.events()) if request.stream else await answer.whole()
@@ -118,7 +120,7 @@ def _fields(request: GenerateRequest) -> SamplingFields:
     """The request as the other routes have it. Raises APIError."""
     values = {k: v for k, v in (request.sampling_params or {}).items() if v is not None}
     for name in values:
-        if name not in SAMPLING_FIELDS:
+        if name not in SAMPLING_FIELDS | BEAM_SEARCH_FIELDS:
             raise bad_request(f"unknown field sampling_params.{shown(name)}", "sampling_params")
     fields: SamplingFields = parse_values(values, SamplingFields, {})
     return msgspec.structs.replace(

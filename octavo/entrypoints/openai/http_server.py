@@ -328,6 +328,7 @@ async def serve(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await _until(lambda: server.is_idle, FLUSH_SECONDS)  # who was cancelled tidies up
         if server.batches is not None:
             await server.batches.close()
         if server.tracing is not None:

@@ -95,6 +95,11 @@ class RequestRecord:
         self.error_status, self.error_code = error.status, error.code
 
     @property
+    def has_begun(self) -> bool:
+        """Has the answer?"""
+        return self.status != CLIENT_GONE
+
+    @property
     def final_status(self) -> int:
         """The status; of an answer that failed later, the one that it would have had."""
         return self.status if self.error_status is None else self.error_status

@@ -239,6 +239,28 @@ def test_all_read_the_keys_again(tmp_path: Path) -> None:
         assert front_ends(server) == before
 
 
+def test_a_keys_limits_are_of_all_of_them(tmp_path: Path) -> None:
+    """Whoever answers; and what they ask each other costs nothing."""
+    keys = tmp_path / "keys.json"
+    names = '{"name": "alice", "key": "a", "requests_per_minute": 12}, {"name": "b", "key": "b"}'
+    keys.write_text(f'{{"keys": [{names}]}}')
+    keys.chmod(0o600)
+
+    def status(path: str, key: str) -> int:
+        return asyncio.run(server.request("GET", path, None, {"x-api-key": key})).status
+
+    model = tmp_path / "model"
+    model.mkdir()
+    path = str(write_tiny_llama(model))
+    with live(path, "--api-server-count", "2", "--api-key-file", str(keys)) as server:
+        until(lambda: status("/metrics", "b") == 200)  # the second one answers, too
+        started = time.monotonic()
+        statuses = [status(path, "a") for _ in range(12) for path in ("/v1/models", "/load")]
+        refilled = (time.monotonic() - started) * 12 / 60
+        assert set(statuses) == {200, 429}
+        assert 12 <= statuses.count(200) <= 12 + refilled + 1
+
+
 def front_ends_of(folder: Path, sock: socket.socket) -> FrontEnds:
     """One besides the first; nothing runs."""
     core: Any = SimpleNamespace(folder=folder, addresses=["ipc://a", "ipc://b"])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -119,6 +120,28 @@ async def test_a_second_signal_hurries() -> None:
         await asyncio.gather(*tasks)
         assert await s.task == 0
         assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/files"])
+async def test_a_body_that_still_comes_at_the_end(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is answered, and what has come of it is not kept."""
+    monkeypatch.setattr(http_server, "FLUSH_SECONDS", 0.5)
+    headers = {"content-length": "1000"}
+    if path == "/v1/files":
+        headers["content-type"] = "multipart/form-data; boundary=x"
+    async with serving(batch_dir=str(tmp_path), drain_seconds=0.1) as s:
+        reader, writer = await s.connect()
+        writer.write(request_bytes("POST", path, b"--x\r\n", headers))
+        await eventually(lambda: s.server.in_flight == 1)
+        s.stop.request()
+        reply = await read_reply(reader)
+        assert (reply.status, reply.error["code"]) == (503, "draining")
+        assert await s.task == 0
+        await close(writer)
+    assert not caplog.records or all(r.exc_info is None for r in caplog.records)
+    assert list(tmp_path.glob("contents/*")) == []
 
 
 async def test_the_engines_death() -> None:

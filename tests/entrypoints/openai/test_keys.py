@@ -11,8 +11,9 @@ from typing import Any
 import openai
 import pytest
 
+from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.keys import MAX_KEYS, KeyRing
-from octavo.entrypoints.openai.quotas import KeyLimits
+from octavo.entrypoints.openai.ledger import Ledger
 from octavo.errors import ConfigError
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import MODEL, Reply, Running, eventually, serving
@@ -134,12 +135,19 @@ def test_reload(tmp_path: Path) -> None:
 
 
 def test_front_ends_share_the_limits(tmp_path: Path) -> None:
-    limits = {"requests_per_minute": 10, "tokens_per_minute": 7, "priority": 3}
-    path = key_file(tmp_path, alice(**limits, max_concurrent_requests=1))
-    (key,) = KeyRing(path=path, policy="priority", num_front_ends=2)
-    assert key.account.limits == KeyLimits(
-        requests_per_minute=5, tokens_per_minute=4, max_concurrent_requests=1, priority=3
-    )
+    path = key_file(tmp_path, alice(requests_per_minute=2), bob(requests_per_minute=1))
+    rings = [
+        KeyRing(path=path, ledger=Ledger(tmp_path / "ledger", front_end=i, num_front_ends=2))
+        for i in range(2)
+    ]
+    (one, bobs), (two, _) = rings
+    one.account.enter()
+    two.account.enter()
+    bobs.account.enter()
+    for ring in rings:
+        ring.reload()
+        with pytest.raises(APIError, match="2 requests per minute"):
+            ring.find(b"alices-secret").account.enter()  # type: ignore[union-attr]
 
 
 def ring(tmp_path: Path, *keys: dict[str, Any], **options: Any) -> KeyRing:
