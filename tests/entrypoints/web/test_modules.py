@@ -232,8 +232,8 @@ def test_latencies_and_throughput(page: Any) -> None:
 
 
 def test_what_nobody_saw_is_not_made_up(page: Any) -> None:
-    """After half a minute without a look there is neither a latency nor a speed across the gap; what
-    was made before the first look was not made then."""
+    """After half a minute without a look there is neither a latency nor a speed across the gap, and
+    what was made before the first look is no speed."""
     views = [
         {"now": 10.0, "requests": [], "steps": [], "stats": {"generation_tokens": 800}},
         {"now": 10.5, "requests": [{"index": 0, "arrival": 10.1}],
