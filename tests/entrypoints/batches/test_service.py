@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +229,7 @@ async def test_no_room_for_results(tmp_path: Path) -> None:
 async def test_a_store_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(batch_dir=str(tmp_path / "b")) as s, client_of(s) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "mkdir", _read_only)
+            patch.setattr(Path, "mkdir", partial(_fail, errno.EROFS))
             for path in ("/v1/files", "/v1/batches"):
                 reply = await s.get(path)
                 assert (reply.status, reply.error["code"]) == (503, "storage_unavailable")
@@ -236,8 +239,9 @@ async def test_a_store_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.M
         ).errors is None
 
 
+@pytest.mark.parametrize("broken", [errno.EROFS, errno.ENOSPC])
 async def test_a_batch_goes_on_when_the_store_can_be_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It begins anew after a while, not at once and for ever; no line is in the results twice."""
     monkeypatch.setattr("octavo.entrypoints.batches.service.RETRY_SECONDS", 0.2)
@@ -246,8 +250,7 @@ async def test_a_batch_goes_on_when_the_store_can_be_used_again(
         batch = await create(client, say_lines(20))
         await eventually(lambda: s.server.batches.num_finished["completed"] > 0)
         with monkeypatch.context() as patch:
-            patch.setattr(Jobs, "add_results", _read_only)
-            patch.setattr(Jobs, "end", _read_only)
+            patch.setattr(Jobs, "add_results", partial(_fail, broken))
             await eventually(lambda: engine.is_idle)
             assert (await client.batches.retrieve(batch.id)).status == "in_progress"
             assert s.server.batches.num_active == 1  # waiting for its next beginning
@@ -256,8 +259,8 @@ async def test_a_batch_goes_on_when_the_store_can_be_used_again(
         assert sorted(said(r) for r in results) == sorted(f"answer {i}" for i in range(20))
 
 
-def _read_only(*args: object, **options: object) -> None:
-    raise OSError(30, "Read-only file system")
+def _fail(number: int, *args: object, **options: object) -> None:
+    raise OSError(number, os.strerror(number))
 
 
 async def test_an_input_that_vanished(tmp_path: Path) -> None:
