@@ -10,7 +10,6 @@ from octavo.log import get_logger
 
 logger = get_logger(__name__)
 
-STORAGE_FULL = "storage_full"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -18,7 +17,7 @@ class StorageFullError(APIError):
     """No more bytes may be stored: whoever stores must delete some."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(400, message, code=STORAGE_FULL)
+        super().__init__(400, message, code="storage_full")
 
 
 def storage_error(error: OSError | sqlite3.Error) -> APIError:
@@ -31,5 +30,5 @@ def storage_error(error: OSError | sqlite3.Error) -> APIError:
         is_full = "disk is full" in reason  # Python 3.10 does not tell SQLite's codes
     logger.error("the store of files and batches cannot be used: %s", reason)
     if is_full:
-        return APIError(400, f"nothing more can be stored: {reason}", code=STORAGE_FULL)
+        return APIError(400, f"nothing more can be stored: {reason}", code="storage_full")
     return unavailable("files and batches cannot be stored or read now", "storage_unavailable")
