@@ -217,7 +217,7 @@ def test_the_end_of_the_process_reaches_everyone(model: Path) -> None:
         await asyncio.sleep(0.05)
         client._link.process.kill()
         results = await asyncio.wait_for(
-            asyncio.gather(call, reader, return_exceptions=True), timeout=2
+            asyncio.gather(call, reader, return_exceptions=True), timeout=20
         )
         assert [type(r) for r in results] == [EngineDeadError, EngineDeadError]
         assert all("status -9" in str(r) for r in results)

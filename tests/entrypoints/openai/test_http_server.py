@@ -102,7 +102,7 @@ async def test_stop_ends_what_takes_too_long() -> None:
     async with serving(FakeEngine(step_seconds=0.05), drain_seconds=0.2) as s:
         tasks = await _streaming(s, 3)
         whole = asyncio.ensure_future(s.completion("count", max_tokens=200))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: s.engine.stats().num_running == 4)
         s.stop.request()
         for reply in await asyncio.gather(*tasks):
             assert reply.status == 200
@@ -151,9 +151,9 @@ async def test_the_engines_death() -> None:
         tasks = await _streaming(s, 3)
         whole = asyncio.ensure_future(s.chat("count", max_tokens=3000))
         engine.gate.clear()
-        await asyncio.sleep(0.05)
+        await eventually(lambda: engine.num_unfinished == 4)
         queued = asyncio.ensure_future(s.chat("count", stream=True))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: engine.num_unfinished == 5)
         engine.die()
         for reply in await asyncio.gather(*tasks):
             assert reply.status == 200
@@ -169,7 +169,7 @@ async def test_an_aborted_request_says_so() -> None:
     async with serving(engine) as s:
         [task] = await _streaming(s, 1)
         whole = asyncio.ensure_future(s.chat("count", max_tokens=3000))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: engine.stats().num_running == 2)
         engine.abort_all()
         assert (await task).events[-1]["error"]["code"] == "aborted"
         assert (await whole).status == 503

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -202,9 +203,9 @@ async def test_a_stream_comes_as_it_is_written(tmp_path: Path) -> None:
     async with passing_on(tmp_path) as (port, echo, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request_bytes("GET", "/v1/responses/1/stream", None, {}))
-        await reader.readuntil(b"two")
+        assert b"three" not in await reader.readuntil(b"two")
         echo.go_on.set()
-        await reader.readuntil(b"three")
+        assert (await reader.read()).endswith(b"three\r\n0\r\n\r\n")
         await close(writer)
 
 
@@ -214,7 +215,8 @@ async def test_a_client_that_leaves_is_seen_to_leave(tmp_path: Path) -> None:
         writer.write(request_bytes("GET", "/v1/responses/1/stream", None, {}))
         await reader.readuntil(b"two")
         await close(writer)
-        await asyncio.wait_for(echo.client_left.wait(), 10)
+        await eventually(echo.client_left.is_set)
+        assert not echo.go_on.is_set()
 
 
 async def test_a_front_end_is_not_idle_while_it_passes_on(tmp_path: Path) -> None:
@@ -341,6 +343,11 @@ async def test_what_is_here_is_aborted_without_one_of_them_too(tmp_path: Path) -
 
 
 def test_the_socket_of_an_earlier_front_end_is_replaced(tmp_path: Path) -> None:
-    listen: Callable[[], Any] = lambda: listen_privately(str(tmp_path / "http-1.sock"))  # noqa: E731
-    listen().close()
-    listen().close()
+    path = str(tmp_path / "http-1.sock")
+    listen_privately(path).close()  # its file stays
+    with listen_privately(path) as later, socket.socket(socket.AF_UNIX) as client:
+        later.listen()
+        client.connect(path)
+        with later.accept()[0] as accepted:
+            client.sendall(b"here")
+            assert accepted.recv(4) == b"here"
