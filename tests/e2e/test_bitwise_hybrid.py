@@ -52,7 +52,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all": {
         "max_num_batched_tokens": 97,
         "long_prefill_token_threshold": 7,
-        "num_threads": 3,
+        "num_threads": 2,
         "pipeline_depth": 3,
         "max_num_seqs": 9,
     },
@@ -97,7 +97,7 @@ def test_hybrid(hybrid: Setup, reference: tuple[str, Reference], options: dict[s
 def test_preempted(hybrid: Setup, reference: tuple[str, Reference]) -> None:
     """Among more requests than the pool holds."""
     dtype, expected = reference
-    options = {"num_threads": 2, "num_gpu_blocks_override": hybrid.small_pool}
+    options = {"num_threads": 3, "num_gpu_blocks_override": hybrid.small_pool}
     with closing(hybrid.lab(dtype, **options)) as lab:
         check_batches(hybrid, expected, lab)
         assert lab.engine.stats().num_preemptions > 0
