@@ -36,9 +36,14 @@ def test_good() -> None:
         (b'{"d": true}', "d", "not supported"),
         (b'{"d": 0}', "d", "not supported"),
         (b'{"e": 1}', "e", "unknown field 'e'"),
+        (b'{"guided_json": {}}', "guided_json", "it is structured_outputs.json now"),
+        (b'{"extra_body": {"a": 1}}', "extra_body", "its fields stand beside the others"),
         (b'{"a": 1e400}', None, "out of range"),
         (b"[1]", None, "object"),
         (b"{", None, "not valid JSON"),
+        (rb'{"a": "\ud83d"}', None, r"\ud83d is half a surrogate pair"),
+        (rb'{"a": "\ud83d\ud83d\ude00"}', None, r"\ud83d is half a surrogate pair"),
+        (rb'{"a": "\ud83d\ude00\\ud83d", 1}', None, "keys must be strings"),
     ],
 )
 def test_bad(body: bytes, param: str | None, words: str) -> None:
@@ -47,6 +52,11 @@ def test_bad(body: bytes, param: str | None, words: str) -> None:
     assert caught.value.status == 400
     assert caught.value.param == param
     assert words in caught.value.message
+
+
+def test_of_a_key_that_comes_twice_the_last_one_counts() -> None:
+    assert parse_body(b'{"a": 1, "a": 2}', Small, UNSUPPORTED).a == 2
+    assert parse_body(b'{"a": 1, "a": null}', Small, UNSUPPORTED).a is None
 
 
 json_values = st.recursive(
