@@ -41,9 +41,10 @@ class PagesAhead {
     page_ = nullptr;
     offset_ = 0;
     for (; request_ < last_request_; ++request_, block_ = -1) {
-      const int cached = step_.positions[step_.query_start[request_]];
-      const int window = ahead_->window;
-      const int first = window > 0 && cached > window ? (cached - window) / kBlockSize : 0;
+      const int start = step_.query_start[request_];
+      if (start == step_.query_start[request_ + 1]) continue;
+      const int cached = step_.positions[start], begin = cached + 1 - ahead_->window;
+      const int first = ahead_->window > 0 && begin > 0 ? begin / kBlockSize : 0;
       block_ = block_ < 0 ? first : block_ + 1;
       if (block_ * kBlockSize >= cached) continue;
       const GroupView& group = step_.groups[ahead_->kv.group];
