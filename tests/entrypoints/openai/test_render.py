@@ -169,6 +169,7 @@ async def test_rendering_begins_nothing() -> None:
     [
         (COMPLETIONS, {"max_tokens": 0, "echo": True}, "max_tokens"),
         (COMPLETIONS, {"max_tokens": 10**6}, "max_tokens"),
+        (COMPLETIONS, {"echo": True, "logprobs": 1, "stream": True}, "echo"),
         (COMPLETIONS, {"stream": True, "resumable": True}, "resumable"),
         (COMPLETIONS, {"prompt": ["a"] * 11, "request_id": "x" * 126}, "request_id"),
         (COMPLETIONS, {"prompt": [99_999]}, "prompt"),
