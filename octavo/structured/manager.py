@@ -138,6 +138,10 @@ class StructuredOutputs(SchedulerHook):
     def error_of(self, request: HookRequest) -> str:
         return f"the grammar cannot be used: {self._requests[request.request_id].error}"
 
+    @property
+    def clamps(self) -> bool:
+        return bool(self._requests)
+
     def clamp_tokens(self, request: HookRequest, num_new_tokens: int) -> int:
         if request.request_id in self._requests:
             turns = self._turns_of(request)
