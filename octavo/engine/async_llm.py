@@ -25,7 +25,7 @@ from octavo.contracts.messages import (
 from octavo.contracts.pause_mode import PauseMode
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
-from octavo.engine.beam_search import begin_beam_search
+from octavo.engine.beam_search import begin_beam_search, check_request
 from octavo.engine.core_client import AsyncCoreClient
 from octavo.engine.core_launch import CoreHandle, CoreLink
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
@@ -273,9 +273,20 @@ class AsyncLLM:
         check = partial(self._input_processor.check_num_chars, param=param)
         await self._in_thread(check, num_chars)
 
-    def check_length(self, params: SamplingParams, num_prompt_tokens: int) -> None:
-        """Refuse a prompt that is too long (`InputProcessor.check_length`)."""
-        self._input_processor.check_length(params, num_prompt_tokens)
+    async def check(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams | BeamSearchParams | PoolingParams],
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Refuse what `generate`, `beam_search` or `encode` would refuse of a request, and begin
+        nothing (`InputProcessor.check`). Raises RequestError."""
+        check = partial(
+            check_request, self._input_processor, priority=priority, cache_salt=cache_salt
+        )
+        await self._in_thread(check, prompts, params)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Text to ids, off the event loop."""
@@ -364,7 +375,7 @@ class AsyncLLM:
         with contextlib.suppress(asyncio.CancelledError):
             await self._receiver
         await self._client.shutdown()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False)
 
     # ---------------------------------------------------------------- ends
 
@@ -469,7 +480,14 @@ class AsyncLLM:
             raise EngineDeadError(str(self._dead))
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        """Call it off the event loop. Raises EngineDeadError, also while it waits for its turn."""
+        self._ensure_alive()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._call_alive, function, *args)
+
+    def _call_alive(self, function: Callable[..., T], *args: Any) -> T:
+        self._ensure_alive()
+        return function(*args)
 
 
 async def _in_daemon_thread(function: Callable[[], T]) -> T:

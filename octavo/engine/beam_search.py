@@ -20,6 +20,7 @@ import msgspec
 
 from octavo.contracts.beam_search_params import BeamSearchParams
 from octavo.contracts.messages import CompletionOutput, Logprob, RequestOutput, ServiceClass
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_limits import MAX_LOGPROB_VALUES, MAX_LOGPROBS
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
@@ -270,6 +271,26 @@ def search_id_of(request_id: str) -> str:
     return _BEAM_SUFFIX.sub("", request_id)
 
 
+def check_request(
+    processor: InputProcessor,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams | BeamSearchParams | PoolingParams],
+    *,
+    priority: int = 0,
+    cache_salt: str | None = None,
+) -> None:
+    """Refuse what `InputProcessor.process`, or of a beam search `begin_beam_search`, would refuse.
+    Arguments and errors are those of `InputProcessor.check`."""
+    for prompt, of_prompt in zip(prompts, params):
+        if isinstance(of_prompt, BeamSearchParams):
+            begin_beam_search(
+                processor, "check", prompt, of_prompt, priority=priority, cache_salt=cache_salt
+            )
+    others = [p for p in params if not isinstance(p, BeamSearchParams)]
+    if others:
+        processor.check(prompts, others, priority=priority, cache_salt=cache_salt)
+
+
 def begin_beam_search(
     processor: InputProcessor,
     request_id: str,
@@ -298,7 +319,7 @@ def begin_beam_search(
     template = processor.process(
         request_id,
         prompt,
-        SamplingParams(temperature=0.0, max_tokens=params.max_tokens, detokenize=False),
+        SamplingParams(temperature=0.0, seed=0, max_tokens=params.max_tokens, detokenize=False),
         priority=priority,
         service_class=service_class,
         cache_salt=cache_salt,

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from octavo import env
-from octavo.config.engine import EngineConfig
 from octavo.contracts.engine_view import EngineView
 from octavo.contracts.features import SchedulerHook
 from octavo.contracts.messages import (
@@ -64,8 +63,7 @@ class EngineCore:
     engine is dead: this and every later call raises `EngineDeadError`.
 
     Args:
-        config: as the user asked; resolved by the executor (`info.config`).
-        executor: not started yet.
+        executor: not started yet; it resolves its configuration (`info.config`).
         hooks: core halves of features.
         vocabulary: makes the vocabulary for a number of logits columns, when the first request
             with a grammar comes; without it such requests are refused.
@@ -76,7 +74,6 @@ class EngineCore:
 
     def __init__(
         self,
-        config: EngineConfig,
         executor: Executor,
         hooks: Sequence[SchedulerHook] = (),
         *,

@@ -96,7 +96,6 @@ class CoreProcess:
                 resolve_model(start.model_path, load_format=load_format)
             ) as files:
                 core = EngineCore(
-                    start.config,
                     executor_of(start.config, files),
                     vocabulary=partial(_vocabulary, start),
                 )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
 
@@ -19,6 +19,7 @@ from octavo.config.sections import ModelConfig
 from octavo.contracts.messages import EngineRequest, ServiceClass, Thinking, engine_request_ids
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
+from octavo.contracts.structured_outputs import GrammarSource
 from octavo.engine.bad_words import encode_bad_words
 from octavo.engine.params_rules import (
     check_logits_processors,
@@ -72,6 +73,14 @@ class ProcessedRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     engine_requests: list[EngineRequest]
+
+
+class _Derived(NamedTuple):
+    """Fields of an `EngineRequest` that come from the parameters."""
+
+    grammar: GrammarSource | None
+    bad_words_token_ids: list[list[int]]
+    thinking: Thinking | None
 
 
 class InputProcessor:
@@ -170,13 +179,8 @@ class InputProcessor:
                 f"{type(params).__name__}",
                 param="sampling_params",
             )
-        if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
-            raise RequestError(
-                f"priority={shown(priority)} must be an integer in {PRIORITY_MIN}…{PRIORITY_MAX}",
-                param="priority",
-            )
-        num_more = 1 if isinstance(params, SamplingParams) else 0
-        text, token_ids, salt = self._read_prompt(prompt, num_more)
+        _check_priority(priority)
+        text, token_ids, salt = self._read_prompt(prompt, _num_more(params))
         if salt is not None and cache_salt is not None:
             raise RequestError("cache_salt is given twice; give it once", param="cache_salt")
         salt = cache_salt if salt is None else salt
@@ -200,17 +204,8 @@ class InputProcessor:
                 engine_requests=[request],
             )
         params = msgspec.structs.replace(params)  # checks it anew: fields can be set
-        params.check_vocabulary(self.vocab_size)
-        grammar = None
-        if params.structured_outputs is not None:
-            grammar = grammar_source(params.structured_outputs)
-            params = msgspec.structs.replace(params, structured_outputs=None)
-        check_stop_regexes(params.stop_regexes)
-        check_logits_processors(params, self._logits_processors)
-        bad_words = encode_bad_words(params.bad_words or (), self._tokenizer, self.vocab_size)
-        thinking = self._thinking if params.thinking_token_budget is not None else None
+        derived = self._derive(params)
         params = self._complete(params, len(token_ids))
-        check_num_logprobs(params, len(token_ids), self.vocab_size)
         ids = engine_request_ids(request_id, params.num_sequences)
         first, others = per_completion(params)
         now = time.monotonic()
@@ -220,9 +215,7 @@ class InputProcessor:
                 prompt_token_ids=token_ids,
                 sampling_params=first if i == 0 else others,
                 eos_token_ids=self._eos_token_ids,
-                bad_words_token_ids=bad_words,
-                grammar=grammar,
-                thinking=thinking,
+                **derived._asdict(),
                 arrival_time=now,
                 sample_index=i,
                 fork_of=ids[0] if i else None,
@@ -239,6 +232,34 @@ class InputProcessor:
             params=params,
             engine_requests=requests,
         )
+
+    def check(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams | PoolingParams],
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Refuse what `process` would refuse, and make nothing.
+
+        Args:
+            prompts: token ids, one list per prompt.
+            params: one for each prompt; they differ in `max_tokens` alone.
+
+        Raises:
+            RequestError: what is wrong with one of them.
+        """
+        _check_priority(priority)
+        _check_cache_salt(cache_salt)
+        if isinstance(params[0], SamplingParams):
+            self._derive(params[0])
+        for prompt, of_prompt in zip(prompts, params):
+            self._check_ids(prompt, _num_more(of_prompt))
+            if isinstance(of_prompt, SamplingParams):
+                self._max_tokens(of_prompt, len(prompt))
+            else:
+                of_prompt.check_hidden_size(self._hidden_size)
 
     # ---------------------------------------------------------------- the prompt
 
@@ -308,16 +329,6 @@ class InputProcessor:
                 )
         return token_ids
 
-    def check_length(self, params: SamplingParams, num_prompt_tokens: int) -> None:
-        """Refuse a prompt that the model cannot hold with what is to be generated.
-
-        Raises:
-            RequestError: it is empty.
-            PromptTooLongError: it is too long.
-        """
-        self._check_length(num_prompt_tokens, 1)
-        self._max_tokens(params, num_prompt_tokens)
-
     def _check_length(self, num_tokens: int, num_more: int) -> None:
         if num_tokens == 0:
             raise RequestError(
@@ -340,14 +351,33 @@ class InputProcessor:
 
     # ---------------------------------------------------------------- the parameters
 
+    def _derive(self, params: SamplingParams) -> _Derived:
+        """What the core gets besides parameters and prompt. Raises RequestError."""
+        params.check_vocabulary(self.vocab_size)
+        wanted = params.structured_outputs
+        grammar = None if wanted is None else grammar_source(wanted)
+        check_stop_regexes(params.stop_regexes)
+        check_logits_processors(params, self._logits_processors)
+        bad_words = encode_bad_words(params.bad_words or (), self._tokenizer, self.vocab_size)
+        thinking = self._thinking if params.thinking_token_budget is not None else None
+        return _Derived(grammar, bad_words, thinking)
+
     def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
-        """Fill in `max_tokens` and `seed`. Never changes the caller's object."""
+        """Fill in `max_tokens` and `seed`, and leave out what does not travel. Never changes the
+        caller's object."""
         max_tokens = self._max_tokens(params, num_prompt_tokens)
         seed = self._draw_seed() if params.seed is None else params.seed
-        return msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed)
+        return msgspec.structs.replace(
+            params, max_tokens=max_tokens, seed=seed, structured_outputs=None
+        )
 
     def _max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:
-        """How many may be generated. Raises PromptTooLongError: fewer than asked for."""
+        """How many may be generated.
+
+        Raises:
+            PromptTooLongError: fewer than asked for.
+            RequestError: they would bring too many log probabilities.
+        """
         limit = self._max_model_len
         room = limit - num_prompt_tokens
         max_tokens = room if params.max_tokens is None else params.max_tokens
@@ -363,6 +393,7 @@ class InputProcessor:
                 f"room for {room}, fewer than min_tokens={params.min_tokens}",
                 param="min_tokens",
             )
+        check_num_logprobs(params, max_tokens, num_prompt_tokens, self.vocab_size)
         return max_tokens
 
     @cached_property
@@ -420,6 +451,19 @@ def end_token_ids(
             f"generation config: eos_token_id={shown(more)} must be an integer or a list of them"
         )
     return [i for i in dict.fromkeys([*tokenizer.eos_token_ids, *more]) if 0 <= i < vocab_size]
+
+
+def _num_more(params: SamplingParams | PoolingParams) -> int:
+    """Tokens for which a prompt must leave room."""
+    return 1 if isinstance(params, SamplingParams) else 0
+
+
+def _check_priority(priority: object) -> None:
+    if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
+        raise RequestError(
+            f"priority={shown(priority)} must be an integer in {PRIORITY_MIN}…{PRIORITY_MAX}",
+            param="priority",
+        )
 
 
 def _check_request_id(request_id: object) -> None:

@@ -86,7 +86,6 @@ class LLMEngine:
             tokenizer = tokenizer_of(model, files)
             generation_config = files.generation_config
             core = EngineCore(
-                config,
                 executor_of(config, files),
                 hooks,
                 vocabulary=partial(vocabulary_of, tokenizer, generation_config),

@@ -33,10 +33,12 @@ def check_logits_processors(
             raise RequestError(f"{kind.__name__}: {error}", param="extra_args") from error
 
 
-def check_num_logprobs(params: SamplingParams, num_prompt_tokens: int, vocab_size: int) -> None:
+def check_num_logprobs(
+    params: SamplingParams, max_tokens: int, num_prompt_tokens: int, vocab_size: int
+) -> None:
     """Refuse more log probabilities than one request may hold in memory. Raises RequestError."""
     for name, k, listed, num_tokens in (
-        ("logprobs", params.logprobs, params.logprob_token_ids, params.max_tokens or 0),
+        ("logprobs", params.logprobs, params.logprob_token_ids, max_tokens),
         (
             "prompt_logprobs",
             params.prompt_logprobs,

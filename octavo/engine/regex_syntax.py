@@ -14,7 +14,6 @@ from dataclasses import dataclass
 MAX_DEPTH = 100
 """Of groups within each other."""
 _MAX_COUNT = 2**32 - 2  # `re` takes no larger one
-_SPECIAL = ".^$*+?{}[]()|\\"
 _SPACE = " \t\n\r\v\f"
 _ESCAPES = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _NUM_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}

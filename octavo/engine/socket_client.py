@@ -91,9 +91,9 @@ class SocketClient(AsyncCoreClient):
             try:
                 await self._send(wire.Attach())
                 break
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EHOSTUNREACH or self._exited.done():
-                    raise EngineDeadError(f"the engine core cannot be reached: {error}") from None
+            except EngineDeadError:  # or it has not connected yet
+                if self._exited.done():
+                    raise
                 await asyncio.sleep(_CONNECT_SECONDS)
         message: wire.FromCore = wire.Heartbeat(turn=0)
         while not isinstance(message, wire.Ready):  # what an earlier front end may have left unread
@@ -175,7 +175,11 @@ class SocketClient(AsyncCoreClient):
         return await answer
 
     async def _send(self, message: wire.ToCore) -> None:
-        await self._socket.send_multipart([self._link.identity, self._encoder.encode(message)])
+        """Raises EngineDeadError: it cannot be sent; whoever watches the core may not know yet."""
+        try:
+            await self._socket.send_multipart([self._link.identity, self._encoder.encode(message)])
+        except zmq.ZMQError as error:
+            raise EngineDeadError(f"the engine core cannot be reached: {error}") from None
 
     # ---------------------------------------------------------------- from the core
 
@@ -255,7 +259,7 @@ class SocketClient(AsyncCoreClient):
         self._die(EngineDeadError("the engine was shut down"))
         if self._watcher is not None:
             self._watcher.cancel()
-        with contextlib.suppress(zmq.ZMQError):  # closed already
+        with contextlib.suppress(EngineDeadError):  # closed already
             await self._send(wire.Shutdown())
         with contextlib.suppress(zmq.ZMQError):
             # The loop would go on watching the descriptor's number, whoever has it next.

@@ -83,13 +83,23 @@ class Probe:
             eos_token_ids=list(vocabulary.eos_token_ids),
         )
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
 
     def check(self, source: GrammarSource, cpu_seconds: float) -> Verdict:
-        """Compile a grammar over there, in so much processor time.
+        """Compile a grammar over there, in so much processor time. The process's own death, not
+        that of its fork, may be none of the grammar's doing (memory that others took): another one
+        tries again, once.
 
         Raises:
             RuntimeError: the process does not start.
         """
+        verdict = self._ask(source, cpu_seconds)
+        if verdict is None and not self._is_killed:
+            verdict = self._ask(source, cpu_seconds)
+        return verdict or Verdict(error=TOO_MUCH)
+
+    def _ask(self, source: GrammarSource, cpu_seconds: float) -> Verdict | None:
+        """The process's verdict; None: it died."""
         process = self._process or self._launch()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -100,11 +110,12 @@ class Probe:
             data = None
         if data is None:
             self.close()
-            return Verdict(error=TOO_MUCH)
+            return None
         return msgspec.msgpack.decode(data, type=Verdict)
 
     def kill(self) -> None:
-        """End what the process is at, from another thread."""
+        """End what the process is at, from another thread, and for good."""
+        self._is_killed = True
         if (process := self._process) is not None:
             _kill(process)
 

@@ -111,14 +111,13 @@ def test_states() -> None:
 
 
 class TestRefusals:
-    def test_what_fits(self) -> None:
-        check_request(make_request("r", [1] * 63), 64, 64)
-
     def test_too_long_for_the_model(self) -> None:
+        check_request(make_request("r", [1] * 63), 64, 64)
         with pytest.raises(PromptTooLongError, match=r"64 tokens; max_model_len=64.*most 63"):
             check_request(make_request("r", [1] * 64), 64, 64)
 
     def test_too_long_for_the_pool(self) -> None:
+        check_request(make_request("r", [1] * 47), 100, 48)
         with pytest.raises(RequestError, match=r"64 tokens; the KV cache.*at most 47"):
             check_request(make_request("r", [1] * 64), 100, 48)
 

@@ -285,6 +285,4 @@ def fake_engine(
     tokenizer = tokenizer or ByteTokenizer()
     config = EngineConfig.from_flat(**options)
     fake = FakeExecutor(config=config, **{"vocab_size": tokenizer.vocab_size, **(executor or {})})
-    return LLMEngine(
-        InprocClient(EngineCore(config, fake, hooks)), tokenizer, generation_config or {}
-    )
+    return LLMEngine(InprocClient(EngineCore(fake, hooks)), tokenizer, generation_config or {})

@@ -380,6 +380,26 @@ class TestDeath:
 
         asyncio.run(main())
 
+    def test_text_that_waits_for_a_thread_ends_with_the_engine(self, model: Path) -> None:
+        """As an error that clients understand, and not as a cancellation that nobody asked for."""
+
+        async def main() -> None:
+            config = EngineConfig.from_flat(model=str(model), **OPTIONS)
+            engine = await AsyncLLM.start(config)
+            go_on = threading.Event()
+            jobs = [asyncio.create_task(engine._in_thread(go_on.wait, 20)) for _ in range(40)]
+            await asyncio.sleep(0)
+            await engine.shutdown()
+            go_on.set()
+            results = await asyncio.gather(*jobs, return_exceptions=True)
+            waited = [r for r in results if r is not True]
+            assert waited
+            assert {type(r) for r in waited} == {EngineDeadError}
+            with pytest.raises(EngineDeadError):
+                await engine.tokenize("late")
+
+        asyncio.run(main())
+
     def test_one_loop_can_start_another_engine(self, model: Path) -> None:
         """Nothing of the first is left on the loop; the second gets its descriptors' numbers."""
 

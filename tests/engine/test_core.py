@@ -30,7 +30,7 @@ def make(
 ) -> tuple[EngineCore, FakeExecutor]:
     config = EngineConfig.from_flat(**options)
     fake = FakeExecutor(config=config, **(executor or {}))
-    return EngineCore(config, fake, hooks), fake
+    return EngineCore(fake, hooks), fake
 
 
 def request(request_id: str, prompt: Sequence[int] = (1, 2, 3), **params: Any) -> EngineRequest:
@@ -297,7 +297,7 @@ class TestFailures:
 
         executor = Broken()
         with pytest.raises(ConfigError, match="no memory"):
-            EngineCore(EngineConfig(), executor)
+            EngineCore(executor)
         assert executor.num_shutdowns == 1
 
     def test_an_interrupted_wait_loses_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:

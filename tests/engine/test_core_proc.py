@@ -104,6 +104,15 @@ def is_alive(client: Client) -> None:
             return
 
 
+def is_unanswered(client: Client) -> None:
+    """What was sent last has no answer; whoever asks next has."""
+    client.send(wire.Call(call_id=77, method="is_paused"))
+    while not isinstance(message := client.receive(object), wire.Result):
+        assert isinstance(message, (wire.Heartbeat, wire.Outputs))
+        assert isinstance(message, wire.Heartbeat) or not message.outputs.outputs
+    assert message == wire.Result(call_id=77, value=False)
+
+
 class TestHostileFrames:
     @pytest.mark.parametrize(
         "frame",
@@ -124,10 +133,12 @@ class TestHostileFrames:
     )
     def test_are_dropped(self, client: Client, frame: bytes) -> None:
         client.send_raw(frame)
+        is_unanswered(client)
         is_alive(client)
 
     def test_a_second_start_is_dropped(self, client: Client, model: Path) -> None:
         client.send(wire.Start(config=EngineConfig(), model_path=str(model)))
+        is_unanswered(client)
         is_alive(client)
 
     @settings(max_examples=30)
@@ -288,8 +299,9 @@ class TestSeveralFrontEnds:
     def test_only_the_first_may_stop_the_core(self, two: tuple[Client, Client]) -> None:
         first, second = two
         second.send(wire.Shutdown())
-        first.send(wire.Attach())  # it has been there from the start
+        is_unanswered(second)
         is_alive(second)
+        first.send(wire.Attach())  # it has been there from the start
         is_alive(first)
 
 
@@ -307,6 +319,7 @@ class TestEnds:
         for signum in (signal.SIGINT, signal.SIGTERM):
             client.handle.process.send_signal(signum)
         is_alive(client)
+        assert client.handle.process.poll() is None
 
     def test_it_ends_with_its_front_end(self, model: Path) -> None:
         """kill -9 of the front end, with a request running: the core is gone within 5 s."""

@@ -90,7 +90,7 @@ def test_no_first_token_in_time(clock: list[float]) -> None:
 
 def test_a_pause_stops_no_clock(clock: list[float]) -> None:
     config = EngineConfig.from_flat()
-    core = EngineCore(config, FakeExecutor(config=config, vocab_size=64))
+    core = EngineCore(FakeExecutor(config=config, vocab_size=64))
     params = SamplingParams(seed=0, max_time_ms=50)
     core.add_request(EngineRequest(request_id="a", prompt_token_ids=[1], sampling_params=params))
     core.pause("keep")

@@ -10,7 +10,9 @@ import pytest
 from octavo.config.sections import ModelConfig
 from octavo.contracts.codec import Decoder, Encoder
 from octavo.contracts.messages import EngineRequest, ServiceClass
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
+from octavo.contracts.structured_outputs import StructuredOutputsParams
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.errors import ModelError, PromptTooLongError, RequestError
 from tests.engine.fakes import EOS, ByteTokenizer
@@ -211,6 +213,47 @@ class TestOptions:
     def test_ids_outside_the_vocabulary(self, options: dict[str, Any]) -> None:
         with pytest.raises(RequestError):
             process("Hi", SamplingParams(**options))
+
+    @pytest.mark.parametrize(
+        ("prompt", "params", "options"),
+        [
+            ([], {}, {}),
+            ([VOCAB], {}, {}),
+            ([1, -1], {}, {}),
+            ([1] * 64, {"max_tokens": None}, {}),
+            ([1] * 60, {"max_tokens": 5}, {}),
+            ([1] * 60, {"max_tokens": None, "min_tokens": 5}, {}),
+            ([1], {"stop_token_ids": [VOCAB]}, {}),
+            ([1], {"logit_bias": {VOCAB: 1.0}}, {}),
+            ([1], {"stop_regex": "(a"}, {}),
+            ([1], {"structured_outputs": StructuredOutputsParams(structural_tag={})}, {}),
+            ([1], {"extra_args": {"a": 1}}, {}),
+            ([1], {"bad_words": ["x" * 1024]}, {}),
+            ([1], {"logprobs": -1, "max_tokens": 10**6}, {}),
+            ([1], {}, {"priority": 2**31}),
+            ([1], {}, {"cache_salt": ""}),
+        ],
+        ids=repr,
+    )
+    def test_check_refuses_what_process_refuses(
+        self, prompt: list[int], params: dict[str, Any], options: dict[str, Any]
+    ) -> None:
+        sampling_params = SamplingParams(**params)
+        with pytest.raises(RequestError) as refused:
+            process(prompt, sampling_params, **options)
+        with pytest.raises(RequestError) as found:
+            make().check([prompt], [sampling_params], **options)
+        assert type(found.value) is type(refused.value)
+        assert str(found.value) == str(refused.value)
+        assert found.value.param == refused.value.param
+
+    def test_check_makes_nothing(self) -> None:
+        processor = make()
+        processor.check([[1], [2]], [SamplingParams()] * 2)
+        processor.check([[1] * 64], [PoolingParams()])
+        assert processor.process("r", "Hi", SamplingParams()).params.seed == (
+            make().process("r", "Hi", SamplingParams()).params.seed
+        )
 
     @pytest.mark.parametrize("field", ["logprobs", "max_tokens", "min_tokens", "n", "stop", "seed"])
     def test_params_that_were_changed_are_checked_again(self, field: str) -> None:

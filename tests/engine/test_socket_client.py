@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.messages import EngineOutputs, EngineRequest, FinishReason
@@ -178,6 +179,33 @@ class TestSignsOfLife:
         )
 
 
+def test_a_core_that_cannot_be_reached_is_dead_before_anybody_saw_it_die() -> None:
+    """A further front end hears of the core's end a moment later than the first."""
+
+    class Nobody:
+        identity = b"core"
+
+        def __init__(self) -> None:
+            self.socket = zmq.Context.instance().socket(zmq.ROUTER)
+            self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+
+        def watch(self, on_exit: Callable[[int], None]) -> None:
+            pass
+
+        def close(self) -> None:
+            self.socket.close()
+
+    async def main() -> None:
+        client = SocketClient(Nobody())
+        with pytest.raises(EngineDeadError, match="cannot be reached"):
+            await client.add_request(request("a"))
+        with pytest.raises(EngineDeadError, match="cannot be reached"):
+            await client.is_paused()
+        await client.shutdown()
+
+    asyncio.run(main())
+
+
 def test_the_end_of_the_process_reaches_everyone(model: Path) -> None:
     async def test(client: SocketClient) -> None:
         async def never_answered() -> bool:
@@ -189,7 +217,7 @@ def test_the_end_of_the_process_reaches_everyone(model: Path) -> None:
         await asyncio.sleep(0.05)
         client._link.process.kill()
         results = await asyncio.wait_for(
-            asyncio.gather(call, reader, return_exceptions=True), timeout=2
+            asyncio.gather(call, reader, return_exceptions=True), timeout=20
         )
         assert [type(r) for r in results] == [EngineDeadError, EngineDeadError]
         assert all("status -9" in str(r) for r in results)

@@ -21,7 +21,7 @@ def generate(folder: Path, depth: int) -> dict[str, list[int]]:
         max_num_batched_tokens=16,
         num_gpu_blocks_override=12,
     )
-    core = EngineCore(config, executor_of(config, resolve_model(str(folder))))
+    core = EngineCore(executor_of(config, resolve_model(str(folder))))
     for i in range(6):
         params = SamplingParams(max_tokens=20 + i, ignore_eos=True, seed=0)
         core.add_request(

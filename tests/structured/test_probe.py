@@ -72,8 +72,25 @@ def test_a_killed_process_is_started_anew(checked: Probe) -> None:
     assert checked._process is not None
     checked._process.kill()
     checked._process.wait()
-    assert "more than" in (checked.check(GOOD, 3).error or "")
     assert checked.check(GOOD, 3).error is None
+    checked.kill()  # the engine's end: nothing is started anew
+    assert "more than" in (checked.check(GOOD, 3).error or "")
+    assert checked._process is None
+
+
+def test_a_process_that_always_dies(checked: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+
+    def launch() -> object:
+        launched.append(1)
+        process = Probe._launch(checked)
+        process.kill()
+        process.wait()
+        return process
+
+    monkeypatch.setattr(checked, "_launch", launch)
+    assert "more than" in (checked.check(GOOD, 3).error or "")
+    assert len(launched) == 2
 
 
 def test_a_process_that_does_not_start(checked: Probe, monkeypatch: pytest.MonkeyPatch) -> None:

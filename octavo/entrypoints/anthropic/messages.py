@@ -35,10 +35,10 @@ from octavo.entrypoints.anthropic.protocol import (
     ToolUseBlock,
 )
 from octavo.entrypoints.openai.api_route import APIRoute
-from octavo.entrypoints.openai.chat import begin_chat
+from octavo.entrypoints.openai.chat import prepare_chat
 from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.errors import bad_request, json_response
-from octavo.entrypoints.openai.generation import UsageCounter, check_finish, usage_of
+from octavo.entrypoints.openai.generation import UsageCounter, begin, check_finish, usage_of
 from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.sse import EventStream, named_event
 
@@ -58,16 +58,13 @@ async def create_message(call: Call) -> Response | EventStream:
     """Answer one request: JSON, or a stream of events."""
     request = parse_body(call.take_body(), MessagesRequest, UNSUPPORTED)
     model = call.server.model(request.model)
+    call.record.model = model.name
     if request.max_tokens < 1:
         raise bad_request(f"max_tokens={request.max_tokens} must be at least 1", "max_tokens")
-    generation = await begin_chat(
-        call,
-        chat_request(request),
-        model,
-        "msg_",
-        max_tokens=request.max_tokens,
-        logprobs=None,
+    prepared = await prepare_chat(
+        call, chat_request(request), model, max_tokens=request.max_tokens, logprobs=None
     )
+    generation = begin(call, prepared, "msg_")
     if request.stream:
         return EventStream(_events(generation), failure=anthropic_failure, done=b"")
     return json_response(await _whole(generation))

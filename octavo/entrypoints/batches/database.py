@@ -92,6 +92,13 @@ class Database:
             path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
         self._connection.row_factory = sqlite3.Row
+        try:
+            self._set_up(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_up(self, path: Path) -> None:
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"):
             self.execute(f"PRAGMA {pragma}")
         with self.transaction():
@@ -120,10 +127,11 @@ class Database:
         self.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self.execute("COMMIT")
         except BaseException:
-            self.execute("ROLLBACK")
+            if self._connection.in_transaction:  # after some errors SQLite has rolled back already
+                self.execute("ROLLBACK")
             raise
-        self.execute("COMMIT")
 
     def execute(self, query: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Run one statement."""

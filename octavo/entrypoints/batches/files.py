@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from octavo.entrypoints.batches.errors import storage_error
 from octavo.entrypoints.batches.objects import (
     DeletedFile,
     FileList,
@@ -17,10 +18,10 @@ from octavo.entrypoints.batches.objects import (
     FileObject,
     FileUpload,
 )
-from octavo.entrypoints.batches.stored_files import StorageFullError
 from octavo.entrypoints.batches.upload import MAX_OVERHEAD_BYTES, UploadForm, boundary_of, too_large
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import APIError, bad_request, json_response, unavailable
+from octavo.entrypoints.openai.shares import exceeds_share
 from octavo.errors import shown
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 MAX_UPLOADS = 16
 """At once."""
-MAX_KEY_UPLOADS = MAX_UPLOADS // 2
-"""At once with one API key, so that others have a place too."""
 MIN_UPLOAD_RATE = 64 * 2**10
 """Bytes per second that an upload must have, after the time that every body has."""
 
@@ -66,8 +65,9 @@ async def create_file(call: Call) -> Response:
     owner = owner_of(call)
     if service.uploads.total() >= MAX_UPLOADS:
         raise unavailable(f"{MAX_UPLOADS} uploads are under way", "queue_full")
-    if owner and service.uploads[owner] >= MAX_KEY_UPLOADS:
-        raise unavailable(f"{MAX_KEY_UPLOADS} uploads of this key are under way", "queue_full")
+    num_own = service.uploads[owner]
+    if owner and exceeds_share(num_own, service.uploads.total(), MAX_UPLOADS):
+        raise unavailable(f"{num_own} uploads are under way, this key's share", "queue_full")
     service.uploads[owner] += 1
     try:
         file_id = await service.call(lambda store: store.files.begin_upload(owner, num_bytes))
@@ -76,7 +76,7 @@ async def create_file(call: Call) -> Response:
         except BaseException as error:
             service.call_soon(lambda store: store.files.remove_upload(file_id))
             if isinstance(error, OSError):
-                raise StorageFullError(f"the file could not be stored: {error.strerror}") from None
+                raise storage_error(error) from None
             raise
     finally:
         service.uploads[owner] -= 1

@@ -8,7 +8,6 @@ is in the results once, whenever the process is killed.
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ import msgspec
 from octavo.entrypoints.batches.database import IS_UNFINISHED, Database
 from octavo.entrypoints.batches.lines import LineResult
 from octavo.entrypoints.batches.objects import BatchErrors, BatchStatus
-from octavo.entrypoints.batches.stored_files import StorageFullError, StoredFiles, sync_folder
+from octavo.entrypoints.batches.stored_files import StoredFiles, sync_folder
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -114,23 +113,19 @@ class Jobs:
         """Store results, once and for all.
 
         Raises:
-            StorageFullError: there is no room for them, in the store or on the disk.
+            StorageFullError: there is no room for them in the store.
+            OSError, sqlite3.Error: they cannot be written.
         """
         with self._db.transaction():
             row = self._row(batch_id)
-            self._files.check_room(sum(len(r.data) for r in results))
+            self._files.check_room(row["owner"], sum(len(r.data) for r in results))
             ends: dict[bool, int] = {}
-            try:
-                for is_error, kind in ((False, "output"), (True, "error")):
-                    data = b"".join(r.data for r in results if r.is_error == is_error)
-                    ends[is_error] = row[f"{kind}_bytes"]
-                    if data:
-                        path = self._files.path_of(row[f"{kind}_file_id"])
-                        ends[is_error] = _append(path, ends[is_error], data)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                    raise
-                raise StorageFullError(f"the disk is full: {error.strerror}") from None
+            for is_error, kind in ((False, "output"), (True, "error")):
+                data = b"".join(r.data for r in results if r.is_error == is_error)
+                ends[is_error] = row[f"{kind}_bytes"]
+                if data:
+                    path = self._files.path_of(row[f"{kind}_file_id"])
+                    ends[is_error] = _append(path, ends[is_error], data)
             self._db.executemany(
                 "INSERT INTO done (batch_id, line) VALUES (?, ?)",
                 [(batch_id, result.number) for result in results],

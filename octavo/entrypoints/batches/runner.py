@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from octavo.entrypoints.batches.errors import StorageFullError
 from octavo.entrypoints.batches.jobs import Job
 from octavo.entrypoints.batches.line_runner import LineRunner
 from octavo.entrypoints.batches.lines import (
@@ -30,7 +31,7 @@ from octavo.entrypoints.batches.lines import (
     response_line,
 )
 from octavo.entrypoints.batches.objects import BatchError, BatchErrors
-from octavo.entrypoints.batches.stored_files import StorageFullError
+from octavo.entrypoints.openai.errors import APIError
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ class BatchRun:
         self._stop.set()
 
     async def run(self) -> None:
-        """Bring the batch to its end. Cancelled, it leaves it to whoever takes it up again."""
+        """Bring the batch to its end. Cancelled, it leaves it to whoever takes it up again. Raises
+        APIError: the store cannot be used."""
         job = self._job
         try:
             await self._run()
@@ -128,6 +130,8 @@ class BatchRun:
             reasons = [error.error]
         except StorageFullError as error:
             reasons = [BatchError("storage_full", error.message)]
+        except APIError:  # the store cannot be used now: whoever takes the batch up again may
+            raise
         except Exception:
             logger.exception("%s failed", job.id)
             message = "the server failed on this batch; its log says more"

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import re
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from octavo.entrypoints.batches.answers import LineAnswers
+from octavo.entrypoints.batches.errors import storage_error
 from octavo.entrypoints.batches.line_runner import LineSlots
 from octavo.entrypoints.batches.runner import BatchRun
 from octavo.entrypoints.batches.store import Store
+from octavo.entrypoints.openai.errors import APIError
 from octavo.env import octavo_home
 from octavo.log import get_logger
 
@@ -71,7 +74,8 @@ class BatchService:
         self._active: dict[str, BatchRun] = {}
 
     async def call(self, work: Callable[[Store], T]) -> T:
-        """Do something with the store, in its thread. Raises what that raises."""
+        """Do something with the store, in its thread. Raises what that raises; of the disk's and
+        the database's errors, what `storage_error` makes of them."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, work)
 
     def call_soon(self, work: Callable[[Store], object]) -> None:
@@ -79,9 +83,12 @@ class BatchService:
         self._thread.submit(self._call, work)
 
     def _call(self, work: Callable[[Store], T]) -> T:
-        if self._store is None:
-            self._store = Store(self._folder, max_bytes=self._max_bytes, clock=self._clock)
-        return work(self._store)
+        try:
+            if self._store is None:
+                self._store = Store(self._folder, max_bytes=self._max_bytes, clock=self._clock)
+            return work(self._store)
+        except (OSError, sqlite3.Error) as error:
+            raise storage_error(error) from error
 
     def notify(self) -> None:
         """A batch is new, or is to end."""
@@ -113,8 +120,10 @@ class BatchService:
                         if time.monotonic() > swept + SWEEP_SECONDS:
                             swept = time.monotonic()
                             await self.call(lambda store: store.files.sweep())
+                except APIError:  # the store cannot be used, and the log says why
+                    pause = RETRY_SECONDS
                 except Exception:
-                    logger.exception("the store of batches cannot be used now")
+                    logger.exception("batches cannot be run now")
                     pause = RETRY_SECONDS
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._news.wait(), pause)
@@ -137,9 +146,16 @@ class BatchService:
     def _ended(
         self, tasks: dict[str, asyncio.Task[None]], batch_id: str, task: asyncio.Task[None]
     ) -> None:
-        del tasks[batch_id], self._active[batch_id]
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("%s could not be ended; it will be tried again", batch_id)
+        del tasks[batch_id]
+        if task.cancelled() or task.exception() is None:
+            self._leave(batch_id)
+            return
+        logger.error("%s could not be ended; it will be tried again", batch_id)
+        asyncio.get_running_loop().call_later(RETRY_SECONDS, self._leave, batch_id)
+
+    def _leave(self, batch_id: str) -> None:
+        """It does not run here any more; what is left of it may be taken up again."""
+        del self._active[batch_id]
         self._news.set()
 
     def _exists(self) -> bool:

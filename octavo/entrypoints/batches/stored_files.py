@@ -1,7 +1,7 @@
 """The files of the store: their rows, and a folder of what is in them.
 
-A content never exists without its row: the row is written first and removed first, and contents
-without one are swept away.
+A content never exists without its row: the row is written first and removed last (where the disk is
+full, it can only be removed when the content has made room). Contents without one are swept away.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from octavo.entrypoints.batches.database import IS_UNFINISHED, Database, new_id
+from octavo.entrypoints.batches.errors import StorageFullError
 from octavo.entrypoints.batches.objects import FileObject, Purpose
-from octavo.entrypoints.openai.errors import APIError, bad_request
+from octavo.entrypoints.openai.errors import APIError, bad_request, unavailable
+from octavo.entrypoints.openai.shares import exceeds_share
 from octavo.errors import shown
 
 MAX_FILES = 10_000
@@ -23,13 +25,6 @@ MAX_UPLOAD_SECONDS = 86400
 """An upload of so long ago was cut off by the end of its process."""
 
 _ORPHAN_SECONDS = 3600.0
-
-
-class StorageFullError(APIError):
-    """No more bytes may be stored."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(400, message, code="storage_full")
 
 
 class StoredFiles:
@@ -50,17 +45,26 @@ class StoredFiles:
         """Where a file's content is. `file_id` comes from the database, never from a user."""
         return self._folder / file_id
 
-    def check_room(self, num_bytes: int) -> None:
-        """Raises StorageFullError: there is no room for so many bytes more."""
-        (files,) = self._db.execute("SELECT total(bytes) FROM files").fetchone()
-        (results,) = self._db.execute(
-            f"SELECT total(output_bytes + error_bytes) FROM batches WHERE {IS_UNFINISHED}"
-        ).fetchone()
-        used = int(files + results)
+    def check_room(self, owner: str, num_bytes: int) -> None:
+        """Raises StorageFullError: there is no room for so many bytes more of this owner's."""
+        used = own = 0
+        for query in (
+            "SELECT total(bytes), total(bytes * (owner = ?)) FROM files",
+            "SELECT total(output_bytes + error_bytes), total((output_bytes + error_bytes)"
+            f" * (owner = ?)) FROM batches WHERE {IS_UNFINISHED}",
+        ):
+            (num_of_all, num_of_owner) = self._db.execute(query, (owner,)).fetchone()
+            used, own = used + int(num_of_all), own + int(num_of_owner)
         if used + num_bytes > self._max_bytes:
             raise StorageFullError(
                 f"{used} bytes are stored, and with {num_bytes} more it would be over the "
                 f"{self._max_bytes} of --max-batch-storage-bytes; delete files"
+            )
+        if owner and exceeds_share(own, used, self._max_bytes, num_bytes):
+            raise StorageFullError(
+                f"{own} bytes of this API key are stored, and with {num_bytes} more it would have "
+                f"more than the {self._max_bytes - used} that are free of "
+                "--max-batch-storage-bytes; delete files"
             )
 
     def begin_upload(self, owner: str, num_bytes: int) -> str:
@@ -81,7 +85,7 @@ class StoredFiles:
                 raise bad_request(
                     f"there are {count} files, and {MAX_FILES} are the most; delete some"
                 )
-            self.check_room(num_bytes)
+            self.check_room(owner, num_bytes)
             self._db.execute(
                 "INSERT INTO files (id, owner, purpose, filename, bytes, created_at, is_ready)"
                 " VALUES (?, ?, 'batch', '', ?, ?, 0)",
@@ -92,7 +96,8 @@ class StoredFiles:
     def finish_upload(
         self, file_id: str, filename: str, num_bytes: int, expires_after: int | None
     ) -> FileObject:
-        """The content is there, and on the disk."""
+        """The content is there, and on the disk. Raises APIError 503: the clock has jumped, and it
+        was taken for one that was cut off."""
         now = self._db.now
         sync_folder(self._folder)
         with self._db.transaction():
@@ -101,7 +106,10 @@ class StoredFiles:
                 " is_ready = 1 WHERE id = ?",
                 (filename, num_bytes, now, expires_after and now + expires_after, file_id),
             )
-        return _file_of(self._db.execute("SELECT * FROM files WHERE id = ?", (file_id,)).fetchone())
+        row = self._db.execute("SELECT * FROM files WHERE id = ?", (file_id,)).fetchone()
+        if row is None:
+            raise unavailable("the upload was swept away; send it again", "storage_unavailable")
+        return _file_of(row)
 
     def remove_upload(self, file_id: str) -> None:
         """It was broken off."""
@@ -152,10 +160,10 @@ class StoredFiles:
 
     def _remove(self, file_ids: Iterable[str]) -> None:
         file_ids = list(file_ids)
-        with self._db.transaction():
-            self._db.executemany("DELETE FROM files WHERE id = ?", [(i,) for i in file_ids])
         for file_id in file_ids:
             self.path_of(file_id).unlink(missing_ok=True)
+        with self._db.transaction():
+            self._db.executemany("DELETE FROM files WHERE id = ?", [(i,) for i in file_ids])
 
     def sweep(self) -> None:
         """Remove what has expired, and what crashes have left. For the holder of the lock."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated
 
@@ -33,7 +32,7 @@ def serve(
 ) -> None:
     """Serve a model over the OpenAI API."""
     from octavo.engine.core_launch import CoreHandle
-    from octavo.entrypoints.openai.sockets import bind, share
+    from octavo.entrypoints.openai.sockets import bind, removed_at_exit, share
     from octavo.entrypoints.openai.stop_signal import StopSignal
 
     stop = StopSignal()
@@ -47,7 +46,7 @@ def serve(
         socks = share(bind(server.host, server.port, server.uds), server.api_server_count)
         for sock in socks:
             stack.callback(sock.close)
-        stack.enter_context(_removed_at_exit(server.uds))
+        stack.enter_context(removed_at_exit(server.uds))
         # It loads while this process imports the rest.
         core = CoreHandle(num_front_ends=server.api_server_count)
         import uvloop
@@ -56,16 +55,6 @@ def serve(
 
         status = uvloop.run(serve_model(core, engine, server, socks, stop))
     raise typer.Exit(status)
-
-
-@contextlib.contextmanager
-def _removed_at_exit(path: str | None) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        if path is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
 
 
 def _warn_if_open(config: ServerConfig) -> None:

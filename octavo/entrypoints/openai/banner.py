@@ -9,6 +9,7 @@ import socket
 import time
 
 from octavo.contracts.kv_spec import MemoryPlan
+from octavo.entrypoints.openai.sockets import shown_address
 from octavo.entrypoints.openai.state import Server
 from octavo.version import __version__
 from octavo.worker.memory import format_plan
@@ -26,7 +27,7 @@ def banner(server: Server, plan: MemoryPlan, sock: socket.socket) -> str:
         )
     else:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])
-        shown = url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{address[1]}"
+        shown = url = f"{scheme}://{shown_address(host, address[1])}"
         curl = "curl"
     auth = "-H 'Authorization: Bearer KEY' " if server.config.has_keys else ""
     body = {

@@ -11,6 +11,9 @@ from octavo.entrypoints.openai.structured import structured_outputs
 
 _SAME_NAME = ("ignore_eos", "length_penalty", "early_stopping", "include_stop_str_in_output")
 
+BEAM_SEARCH_FIELDS = frozenset({"use_beam_search", "length_penalty", "early_stopping"})
+"""Fields of a request that only a beam search has."""
+
 _NOT_WITH_BEAMS = (
     *("top_p", "top_k", "min_p", "seed", "stop", "stop_regex", "stop_token_ids", "min_tokens"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
@@ -53,3 +56,10 @@ def beam_search_params(
     }
     beam_width = 1 if request.n is None else request.n
     return BeamSearchParams(beam_width=beam_width, max_tokens=max_tokens, **values)
+
+
+def beam_search_fields(params: BeamSearchParams, *, logprobs: int | None) -> dict[str, Any]:
+    """The fields of a request that ask for this beam search, and for so many alternatives."""
+    fields: dict[str, Any] = {"use_beam_search": True, "n": params.beam_width}
+    fields |= {name: getattr(params, name) for name in ("max_tokens", *_SAME_NAME)}
+    return fields if logprobs is None else {**fields, "logprobs": logprobs}

@@ -27,13 +27,13 @@ from octavo.entrypoints.openai.generation import (
     UsageCounter,
     begin,
     check_finish,
-    check_num_logprobs,
     progress_of,
     stream_options,
     usage_of,
 )
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.parsing import parse_body
+from octavo.entrypoints.openai.prepared import PreparedRequest, check_num_logprobs, prepare
 from octavo.entrypoints.openai.protocol import CHAT_UNSUPPORTED, ChatCompletionRequest
 from octavo.entrypoints.openai.sse import EventStream, event
 from octavo.entrypoints.openai.streams import resumable
@@ -56,6 +56,16 @@ async def create_chat_completion(call: Call) -> Response | EventStream:
 
 
 async def _begin(call: Call, request: ChatCompletionRequest) -> _Chat:
+    call.record.model = call.server.model(request.model).name
+    generation = begin(call, await prepare_chat_completion(call, request), "chatcmpl-")
+    chat = _Chat(request, generation, echo_of(request))
+    if request.return_prompt_text:
+        [chat.prompt_text] = await generation.prompt_texts()
+    return chat
+
+
+async def prepare_chat_completion(call: Call, request: ChatCompletionRequest) -> PreparedRequest:
+    """Check a request. Raises as `prepare_chat`."""
     model = call.server.model(request.model)
     num_top = _num_top_logprobs(request, call.server.config.max_logprobs)
     max_tokens = request.max_completion_tokens
@@ -64,25 +74,18 @@ async def _begin(call: Call, request: ChatCompletionRequest) -> _Chat:
         max_tokens, field = request.max_tokens, "max_tokens"
     if max_tokens is not None and max_tokens < 1:
         raise bad_request(f"{field}={max_tokens} must be at least 1", field)
-    generation = await begin_chat(
-        call, request, model, "chatcmpl-", max_tokens=max_tokens, logprobs=num_top
-    )
-    chat = _Chat(request, generation, num_top, echo_of(request))
-    if request.return_prompt_text:
-        [chat.prompt_text] = await generation.prompt_texts()
-    return chat
+    return await prepare_chat(call, request, model, max_tokens=max_tokens, logprobs=num_top)
 
 
-async def begin_chat(
+async def prepare_chat(
     call: Call,
     request: ChatCompletionRequest,
     model: ServedModel,
-    id_prefix: str,
     *,
     max_tokens: int | None,
     logprobs: int | None,
-) -> Generation:
-    """The generation of a chat, in whatever API it was asked for.
+) -> PreparedRequest:
+    """A chat, in whatever API it was asked for.
 
     Raises:
         APIError, RequestError: what is wrong with the request.
@@ -93,16 +96,19 @@ async def begin_chat(
             "--trust-request-chat-template; leave it out",
             "chat_template",
         )
-    prepare = begin(
+
+    async def read_prompts() -> list[list[int]]:
+        return [await render_chat(request, model)]
+
+    return await prepare(
         call,
         request,
         model,
-        id_prefix,
+        read_prompts,
         max_tokens=max_tokens,
         logprobs=logprobs,
         parsing=answer_parsing(request, model),
     )
-    return prepare([await render_chat(request, model)])
 
 
 def _num_top_logprobs(request: ChatCompletionRequest, limit: int) -> int | None:
@@ -128,16 +134,10 @@ class _Chat:
         prompt_text: the prompt, where the request wants to see it.
     """
 
-    def __init__(
-        self,
-        request: ChatCompletionRequest,
-        generation: Generation,
-        num_top: int | None,
-        echo: str,
-    ) -> None:
+    def __init__(self, request: ChatCompletionRequest, generation: Generation, echo: str) -> None:
         self.request = request
         self.generation = generation
-        self.num_top = num_top
+        self.num_top = generation.params.logprobs
         self.with_ids = bool(request.return_token_ids)
         self.prompt_text: str | UnsetType = UNSET
         self._echo = echo

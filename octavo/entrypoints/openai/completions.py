@@ -19,13 +19,13 @@ from octavo.entrypoints.openai.generation import (
     UsageCounter,
     begin,
     check_finish,
-    check_num_logprobs,
     progress_of,
     stream_options,
     usage_of,
 )
 from octavo.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.parsing import parse_body
+from octavo.entrypoints.openai.prepared import PreparedRequest, check_num_logprobs, prepare
 from octavo.entrypoints.openai.protocol import COMPLETION_UNSUPPORTED, CompletionRequest
 from octavo.entrypoints.openai.sse import EventStream, event
 from octavo.entrypoints.openai.state import MAX_CHOICES
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from octavo.contracts.messages import CompletionOutput, RequestOutput
     from octavo.entrypoints.openai.endpoint import Call
-    from octavo.entrypoints.openai.state import ServedModel
     from octavo.entrypoints.openai.tokens import TextOffsets
 
 DEFAULT_MAX_TOKENS = 16
@@ -52,11 +51,20 @@ async def create_completion(call: Call) -> Response | EventStream:
 
 
 async def _begin(call: Call, request: CompletionRequest) -> _Completion:
+    call.record.model = call.server.model(request.model).name
+    generation = begin(call, await prepare_completion(call, request), "cmpl-")
+    completion = _Completion(request, generation, await _echoes(request, generation))
+    if request.return_prompt_text:
+        completion.prompt_texts = await generation.prompt_texts()
+    return completion
+
+
+async def prepare_completion(call: Call, request: CompletionRequest) -> PreparedRequest:
+    """Check a request. Raises APIError, RequestError: what is wrong with it."""
     model = call.server.model(request.model)
     prompts = read_prompts(request.prompt)
     max_tokens = request.max_tokens
-    prompt_only = max_tokens == 0 and bool(request.echo)
-    if prompt_only:
+    if max_tokens == 0 and request.echo:
         max_tokens = 1  # not shown: it takes a step to have the prompt's log probabilities
     if max_tokens is not None and max_tokens < 1:
         raise bad_request(
@@ -64,31 +72,27 @@ async def _begin(call: Call, request: CompletionRequest) -> _Completion:
         )
     if request.logprobs is not None:
         check_num_logprobs("logprobs", request.logprobs, call.server.config.max_logprobs)
-    prepare = begin(
+    special = request.add_special_tokens is not False
+
+    async def tokenize() -> list[list[int]]:
+        ids = []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                await model.engine.check_num_chars(len(prompt), "prompt")
+                prompt = await model.engine.tokenize(prompt, add_special_tokens=special)
+            ids.append(prompt)
+        return ids
+
+    return await prepare(
         call,
         request,
         model,
-        "cmpl-",
+        tokenize,
         max_tokens=max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if request.echo else None,
     )
-    special = request.add_special_tokens is not False
-    ids = []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            await model.engine.check_num_chars(len(prompt), "prompt")
-            prompt = await model.engine.tokenize(prompt, add_special_tokens=special)
-        ids.append(prompt)
-    generation = prepare(ids)
-    if request.truncate_prompt_tokens is not None:
-        prompts = generation.prompts
-    echoes = await _echoes(request, model, prompts) if request.echo else [""] * len(prompts)
-    completion = _Completion(request, generation, echoes, prompt_only=prompt_only)
-    if request.return_prompt_text:
-        completion.prompt_texts = await generation.prompt_texts()
-    return completion
 
 
 def read_prompts(
@@ -122,12 +126,15 @@ def _few(prompts: list[Any], param: str, most: int) -> list[Any]:
     return prompts
 
 
-async def _echoes(
-    request: CompletionRequest, model: ServedModel, prompts: list[str] | list[list[int]]
-) -> list[str]:
-    """The prompts' texts."""
+async def _echoes(request: CompletionRequest, generation: Generation) -> list[str]:
+    """What each prompt's texts begin with."""
+    if not request.echo:
+        return [""] * len(generation.prompts)
+    prompts: list[str] | list[list[int]] = generation.prompts
+    if request.truncate_prompt_tokens is None:
+        prompts = read_prompts(request.prompt)
     skip = request.skip_special_tokens is not False
-    decode = partial(model.engine.tokenizer.decode, skip_special_tokens=skip)
+    decode = partial(generation.model.engine.tokenizer.decode, skip_special_tokens=skip)
     return [p if isinstance(p, str) else await asyncio.to_thread(decode, p) for p in prompts]
 
 
@@ -136,24 +143,19 @@ class _Completion:
 
     Args:
         echoes: what each prompt's texts begin with.
-        prompt_only: max_tokens was 0: the one token that was made is not shown.
 
     Attributes:
+        prompt_only: max_tokens is 0: the one token that is made is not shown.
         prompt_texts: the prompts, where the request wants to see them.
     """
 
     def __init__(
-        self,
-        request: CompletionRequest,
-        generation: Generation,
-        echoes: list[str],
-        *,
-        prompt_only: bool,
+        self, request: CompletionRequest, generation: Generation, echoes: list[str]
     ) -> None:
         self.request = request
         self.generation = generation
         self.echoes = echoes
-        self.prompt_only = prompt_only
+        self.prompt_only = request.max_tokens == 0
         self.with_ids = bool(request.return_token_ids)
         self.prompt_texts: list[str] | None = None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.requests import ClientDisconnect
 
 from octavo.contracts.messages import ServiceClass
-from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.errors import APIError, unavailable
 from octavo.entrypoints.openai.parsing import parse_query
 from octavo.entrypoints.openai.sse import EventStream
 from octavo.errors import shown
@@ -108,6 +108,10 @@ class Endpoint:
                 await self._answer(call, send)
             except ClientDisconnect:
                 logger.info("%s: the client went away", scope["octavo.request_id"])
+            except asyncio.CancelledError:  # by the end of the server
+                if not server.admission.draining or scope["octavo.record"].has_begun:
+                    raise
+                raise unavailable("the server is stopping", "draining") from None
             finally:
                 server.in_flight -= 1
 

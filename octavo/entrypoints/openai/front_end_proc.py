@@ -8,6 +8,7 @@ import gc
 import os
 import socket
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -44,8 +45,10 @@ async def _serve(
     from octavo.engine.core_launch import AttachedCore
     from octavo.entrypoints.openai import http_server
     from octavo.entrypoints.openai.app import build_app
+    from octavo.entrypoints.openai.keys import configured_keys
+    from octavo.entrypoints.openai.ledger import Ledger
     from octavo.entrypoints.openai.reload import reload_at_hangup
-    from octavo.entrypoints.openai.siblings import PassOn
+    from octavo.entrypoints.openai.siblings import AnswerSiblings, PassOn
     from octavo.entrypoints.openai.state import serve_engine
     from octavo.entrypoints.openai.tls import server_tls
     from octavo.entrypoints.openai.tracing import configured_tracing
@@ -53,11 +56,16 @@ async def _serve(
     stop.catch_on_loop()
     engine = await AsyncLLM.attach(AttachedCore(order.core_address))
     try:
-        server = serve_engine(engine, order.config)
+        config = order.config
+        ledger = Ledger(
+            Path(order.ledger), front_end=order.index, num_front_ends=config.api_server_count
+        )
+        keys = configured_keys(config, engine.config.scheduler.scheduling_policy, ledger)
+        server = serve_engine(engine, config, keys)
         server.streams.front_end = order.index
-        server.tracing = configured_tracing(order.config)
-        tls = server_tls(order.config)
-        reload_at_hangup(order.config, server.keys, tls)
+        server.tracing = configured_tracing(config)
+        tls = server_tls(config)
+        reload_at_hangup(config, keys, tls)
         app = build_app(server)
         gc.freeze()
         return await http_server.serve(
@@ -65,8 +73,8 @@ async def _serve(
             server,
             sock,
             stop,
-            drain_seconds=order.config.shutdown_timeout,
-            private=(app, private),
+            drain_seconds=config.shutdown_timeout,
+            private=(AnswerSiblings(app), private),
             tls=tls,
         )
     finally:

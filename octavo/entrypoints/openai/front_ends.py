@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,7 @@ class Order(msgspec.Struct, kw_only=True):
     Attributes:
         core_address: the socket of the engine core that is this front end's.
         http_addresses: paths of the private sockets of all front ends.
+        ledger: path of the file of what API keys have used.
         listener: descriptor of the listening socket.
     """
 
@@ -51,7 +52,13 @@ class Order(msgspec.Struct, kw_only=True):
     config: ServerConfig
     core_address: str
     http_addresses: list[str]
+    ledger: str
     listener: int
+
+
+def ledger_path(core: CoreHandle) -> Path:
+    """The file of the `Ledger` of a server with several front ends."""
+    return core.folder / "ledger"
 
 
 def listen_privately(path: str) -> socket.socket:
@@ -73,6 +80,8 @@ class FrontEnds:
 
     Attributes:
         failed: set when one cannot be kept running.
+        take_over: called with the listening socket of one that has ended for good, where clients
+            go on coming as long as it is open.
         http_addresses: paths of the private sockets of all front ends, the first one included.
     """
 
@@ -80,6 +89,8 @@ class FrontEnds:
         self, config: ServerConfig, core: CoreHandle, socks: Sequence[socket.socket]
     ) -> None:
         self.failed = asyncio.Event()
+        self.take_over: Callable[[socket.socket], None] = lambda sock: None
+        self._socks = socks
         addresses = [str(core.folder / f"http-{i}.sock") for i in range(config.api_server_count)]
         self.http_addresses = addresses
         self._orders = [
@@ -88,6 +99,7 @@ class FrontEnds:
                 config=config,
                 core_address=core.addresses[i],
                 http_addresses=addresses,
+                ledger=str(ledger_path(core)),
                 listener=sock.fileno(),
             )
             for i, sock in enumerate(socks, start=1)
@@ -102,7 +114,10 @@ class FrontEnds:
 
     def start(self) -> None:
         """Start them, and again whatever ends."""
-        self._keepers = [asyncio.create_task(self._keep(order)) for order in self._orders]
+        self._keepers = [
+            asyncio.create_task(self._keep(order, sock))
+            for order, sock in zip(self._orders, self._socks)
+        ]
 
     def drain(self) -> None:
         """Let them end what they have begun; said twice: at once. None is started any more."""
@@ -140,7 +155,12 @@ class FrontEnds:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
 
-    async def _keep(self, order: Order) -> None:
+    async def _keep(self, order: Order, sock: socket.socket) -> None:
+        await self._restart(order)
+        self.take_over(sock)
+
+    async def _restart(self, order: Order) -> None:
+        """Run one, again and again; returns when it is not to run any more."""
         num_quick = 0
         while not self._stopping:
             started = time.monotonic()

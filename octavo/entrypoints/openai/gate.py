@@ -56,7 +56,8 @@ class Gate:
 
     A valid X-Request-Id becomes the request's id and is echoed; an invalid one is replaced. The
     application finds in the scope `octavo.request_id`, `octavo.key`, the name of the request's key
-    (None without keys), and `octavo.record`, its `RequestRecord`.
+    (None without keys), and `octavo.record`, its `RequestRecord`. A part of a request that another
+    front end has let in (`siblings.AnswerSiblings`) is neither charged to its key nor counted.
 
     Args:
         routes: paths that /metrics counts by name; all others are "other".
@@ -90,7 +91,8 @@ class Gate:
         try:
             await self._let_in(record, scope, receive, send_with_id)
         finally:
-            self._end(record, scope)
+            if not _is_asked(scope):
+                self._end(record, scope)
             current_request_id.reset(token)
 
     async def _let_in(
@@ -105,7 +107,8 @@ class Gate:
                 if key is None:
                     raise _unauthorized()
                 record.key = key
-                key.account.enter()
+                if not _is_asked(scope):
+                    key.account.enter()
         except APIError as error:
             await error_response(error, scope)(scope, receive, send)
             return
@@ -113,11 +116,12 @@ class Gate:
         try:
             await self._app(scope, receive, send)
         finally:
-            if key is not None:
+            if key is not None and not _is_asked(scope):
                 key.account.leave()
 
     def _end(self, record: RequestRecord, scope: Scope) -> None:
         server, seconds = self._server, time.monotonic() - record.started
+        record.is_over = True
         counts, labels = server.http_requests, (record.route, record.method, record.status)
         counts[labels] = counts.get(labels, 0) + 1
         server.http_seconds_of(record.route).observe(seconds)
@@ -135,6 +139,11 @@ class Gate:
             "" if record.key is None else f" {record.key.name}",
             extra={"fields": record.log_fields(seconds)},
         )
+
+
+def _is_asked(scope: Scope) -> bool:
+    """Does a sibling ask this, as a part of a request of its own?"""
+    return bool(scope.get("octavo.is_asked"))
 
 
 def _refuse_two_hosts(headers: Headers) -> None:

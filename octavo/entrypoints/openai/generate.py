@@ -1,4 +1,4 @@
-"""POST /inference/v1/generate: token ids in, token ids out; no text is made."""
+"""POST /inference/v1/generate: token ids in, token ids out; text is made only to find its end."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from msgspec import UNSET, UnsetType
 
 from octavo.entrypoints.openai.answers import ChatLogprobs, Progress, PromptLogprobs, Usage
 from octavo.entrypoints.openai.api_route import APIRoute
+from octavo.entrypoints.openai.beams import BEAM_SEARCH_FIELDS
 from octavo.entrypoints.openai.errors import APIError, bad_request, json_response
 from octavo.entrypoints.openai.generation import (
     Generation,
     UsageCounter,
     begin,
     check_finish,
-    check_num_logprobs,
     progress_of,
     stream_options,
     usage_of,
 )
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.parsing import parse_body, parse_values
+from octavo.entrypoints.openai.prepared import check_num_logprobs, prepare
 from octavo.entrypoints.openai.protocol import GenerationRequest, StreamOptions
 from octavo.entrypoints.openai.sampling import SAMPLING_FIELDS
 from octavo.entrypoints.openai.sse import EventStream, event
@@ -39,13 +40,13 @@ DEFAULT_MAX_TOKENS = 16
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {"features": (), "kv_transfer_params": ()}
 
 
-class GenerateRequest(msgspec.Struct, kw_only=True):
+class GenerateRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """POST /inference/v1/generate.
 
     Attributes:
         token_ids: the prompt.
-        sampling_params: the sampling fields of a request for text, and `logprobs`: how many
-            alternatives per token. Those that need text (stop strings) are refused.
+        sampling_params: the sampling fields of a request for text, those of a beam search too, and
+            `logprobs`: how many alternatives per token.
         model, stream, stream_options, cache_salt, priority, request_id: as in a request for text.
     """
 
@@ -63,6 +64,7 @@ class SamplingFields(GenerationRequest, kw_only=True):
     """What `sampling_params` may hold, and the request's own fields."""
 
     logprobs: int | None = None
+    best_of: int | None = None
 
 
 class GenerateChoice(msgspec.Struct, kw_only=True):
@@ -90,23 +92,27 @@ async def generate(call: Call) -> Response | EventStream:
     """Answer one request: JSON, or a stream of events."""
     request = parse_body(call.take_body(), GenerateRequest, UNSUPPORTED)
     model = call.server.model(request.model)
+    call.record.model = model.name
     fields = _fields(request)
     if fields.max_tokens is not None and fields.max_tokens < 1:
         raise bad_request(f"max_tokens={fields.max_tokens} must be at least 1", "max_tokens")
     if fields.logprobs is not None:
         check_num_logprobs("logprobs", fields.logprobs, call.server.config.max_logprobs)
-    prepare = begin(
+
+    async def token_ids() -> list[list[int]]:
+        return [request.token_ids]
+
+    prepared = await prepare(
         call,
         fields,
         model,
-        "gen-",
+        token_ids,
         max_tokens=fields.max_tokens,
         logprobs=fields.logprobs,
         default_max_tokens=DEFAULT_MAX_TOKENS,
+        detokenize=bool(fields.stop or fields.stop_regex),
     )
-    generation = prepare([request.token_ids])
-    generation.params = msgspec.structs.replace(generation.params, detokenize=False)
-    answer = _Answer(fields, generation)
+    answer = _Answer(fields, begin(call, prepared, "gen-"))
     return EventStream(answer.events()) if request.stream else await answer.whole()
 
 
@@ -114,7 +120,7 @@ def _fields(request: GenerateRequest) -> SamplingFields:
     """The request as the other routes have it. Raises APIError."""
     values = {k: v for k, v in (request.sampling_params or {}).items() if v is not None}
     for name in values:
-        if name not in SAMPLING_FIELDS:
+        if name not in SAMPLING_FIELDS | BEAM_SEARCH_FIELDS:
             raise bad_request(f"unknown field sampling_params.{shown(name)}", "sampling_params")
     fields: SamplingFields = parse_values(values, SamplingFields, {})
     return msgspec.structs.replace(

@@ -237,7 +237,7 @@ class _UvicornServer(uvicorn.Server):
     """Leaves signals alone, tells when it listens, and wakes once a second instead of ten times:
     on a small machine the compute threads feel it."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None] = lambda: None) -> None:
         super().__init__(config)
         self._on_ready = on_ready
         self._stop = asyncio.Event()
@@ -286,11 +286,18 @@ async def serve(
     Returns:
         The process's exit status: 0 after a signal, 1 after the engine's death.
     """
-    https = [_UvicornServer(_uvicorn_config(app, tls), on_ready)]
-    servings = [asyncio.ensure_future(https[0].serve(sockets=[sock]))]
+    https: list[_UvicornServer] = []
+    servings: list[asyncio.Task[None]] = []
+
+    def listen(http: _UvicornServer, sock: socket.socket) -> None:
+        https.append(http)
+        servings.append(asyncio.create_task(http.serve(sockets=[sock])))
+
+    listen(_UvicornServer(_uvicorn_config(app, tls), on_ready), sock)
     if private is not None:
-        https.append(_UvicornServer(_uvicorn_config(private[0]), lambda: None))
-        servings.append(asyncio.ensure_future(https[1].serve(sockets=[private[1]])))
+        listen(_UvicornServer(_uvicorn_config(private[0])), private[1])
+    if others is not None:
+        others.take_over = lambda sock: listen(_UvicornServer(_uvicorn_config(app, tls)), sock)
     batches = None if server.batches is None else asyncio.ensure_future(server.batches.run())
     stopped = asyncio.ensure_future(stop.drain.wait())
     died = asyncio.ensure_future(_death(server, others))
@@ -321,6 +328,7 @@ async def serve(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await _until(lambda: server.is_idle, FLUSH_SECONDS)  # who was cancelled tidies up
         if server.batches is not None:
             await server.batches.close()
         if server.tracing is not None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from octavo.entrypoints.openai.ledger import Ledger
 from octavo.entrypoints.openai.quotas import KeyAccount, KeyLimits
 from octavo.errors import ConfigError, shown
 from octavo.log import get_logger
@@ -36,7 +37,7 @@ MAX_KEYS = 1024
 
 NAME_RULE = "1…64 letters, digits and the characters . _ - @"
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
-_SHARED_LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests")
+_COUNTED_LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -70,10 +71,10 @@ class ApiKey:
         account: what it has used of its limits.
     """
 
-    def __init__(self, name: str, digest: bytes, limits: KeyLimits) -> None:
+    def __init__(self, name: str, digest: bytes, account: KeyAccount) -> None:
         self.name = name
         self.digest = digest
-        self.account = KeyAccount(limits)
+        self.account = account
 
 
 class KeyRing:
@@ -83,7 +84,7 @@ class KeyRing:
         keys: keys without names and limits.
         path: a key file, which `reload` reads again.
         policy: the scheduling policy, which decides whether keys may have priorities.
-        num_front_ends: each of which counts by itself: it gives its part of every limit.
+        ledger: what the keys of the file have used, in all front ends.
 
     Raises:
         ConfigError: the file cannot be read, or is wrong.
@@ -95,12 +96,12 @@ class KeyRing:
         path: str | None = None,
         *,
         policy: Policy = "fcfs",
-        num_front_ends: int = 1,
+        ledger: Ledger | None = None,
     ) -> None:
         self._policy = policy
-        self._num_front_ends = num_front_ends
+        self._ledger = ledger or Ledger()
         digests = dict.fromkeys(_digest(key.encode()) for key in keys)
-        self._unnamed = [ApiKey(f"key-{d.hex()[:8]}", d, KeyLimits()) for d in digests]
+        self._unnamed = [ApiKey(f"key-{d.hex()[:8]}", d, KeyAccount(KeyLimits())) for d in digests]
         self._path = path
         self._keys = self._read()
 
@@ -156,17 +157,12 @@ class KeyRing:
     def _named(self) -> list[ApiKey]:
         if self._path is None:
             return []
-        return [_api_key(e, self._path, self._num_front_ends) for e in _read_file(self._path)]
+        return [_api_key(e, self._path, self._ledger) for e in _read_file(self._path)]
 
 
-def configured_keys(config: ServerConfig, policy: Policy) -> KeyRing:
+def configured_keys(config: ServerConfig, policy: Policy, ledger: Ledger | None = None) -> KeyRing:
     """The keys of a server's configuration. Raises ConfigError."""
-    return KeyRing(
-        config.api_key or (),
-        config.api_key_file,
-        policy=policy,
-        num_front_ends=config.api_server_count,
-    )
+    return KeyRing(config.api_key or (), config.api_key_file, policy=policy, ledger=ledger)
 
 
 def _read_file(path: str) -> list[KeyEntry]:
@@ -189,7 +185,7 @@ def _read_file(path: str) -> list[KeyEntry]:
     return entries
 
 
-def _api_key(entry: KeyEntry, path: str, num_front_ends: int) -> ApiKey:
+def _api_key(entry: KeyEntry, path: str, ledger: Ledger) -> ApiKey:
     where = f"api_key_file={shown(path)}: "
     if not _NAME.fullmatch(entry.name):
         raise ConfigError(f"{where}the name {shown(entry.name)} must be {NAME_RULE}")
@@ -203,13 +199,12 @@ def _api_key(entry: KeyEntry, path: str, num_front_ends: int) -> ApiKey:
     digest = bytes.fromhex(entry.sha256) if entry.sha256 else _digest((entry.key or "").encode())
     if digest == _digest(b""):  # what a request without a key has
         raise ConfigError(f"{where}has the SHA-256 of nothing; give that of a key")
-    limits: dict[str, int | None] = {"priority": entry.priority}
-    for name in _SHARED_LIMITS:
+    for name in _COUNTED_LIMITS:
         value: int | None = getattr(entry, name)
         if value is not None and value < 1:
             raise ConfigError(f"{where}has {name}={value}; it must be at least 1")
-        limits[name] = None if value is None else -(-value // num_front_ends)
-    return ApiKey(entry.name, digest, KeyLimits(**limits))
+    limits = KeyLimits(**{name: getattr(entry, name) for name in KeyLimits.__struct_fields__})
+    return ApiKey(entry.name, digest, KeyAccount(limits, usage=ledger.usage(entry.name)))
 
 
 def _digest(key: bytes) -> bytes:

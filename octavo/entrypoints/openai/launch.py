@@ -52,13 +52,18 @@ async def serve_model(
         from octavo.entrypoints.openai import http_server
         from octavo.entrypoints.openai.app import build_app
         from octavo.entrypoints.openai.banner import banner
+        from octavo.entrypoints.openai.front_ends import FrontEnds, ledger_path
         from octavo.entrypoints.openai.keys import configured_keys
+        from octavo.entrypoints.openai.ledger import Ledger
         from octavo.entrypoints.openai.reload import reload_at_hangup
         from octavo.entrypoints.openai.state import serve_engine
         from octavo.entrypoints.openai.tls import server_tls
         from octavo.entrypoints.openai.tracing import configured_tracing
 
-        keys = configured_keys(config, engine_config.scheduler.scheduling_policy)
+        num_front_ends = config.api_server_count
+        path = None if num_front_ends == 1 else ledger_path(core)
+        ledger = Ledger(path, num_front_ends=num_front_ends)
+        keys = configured_keys(config, engine_config.scheduler.scheduling_policy, ledger)
         tls, tracing = server_tls(config), configured_tracing(config)
         reload_at_hangup(config, keys, tls)
         engine = await _started(starting, stop)
@@ -78,10 +83,9 @@ async def serve_model(
             tls=tls,
             on_ready=lambda: print(banner(server, engine.info.memory_plan, socks[0]), flush=True),
         )
-        if config.api_server_count == 1:
+        if num_front_ends == 1:
             return await serve_app(app)
-        from octavo.entrypoints.openai.front_ends import FrontEnds
-        from octavo.entrypoints.openai.siblings import PassOn
+        from octavo.entrypoints.openai.siblings import AnswerSiblings, PassOn
 
         others = FrontEnds(config, core, socks[1:])
         with contextlib.closing(others.listen()) as private:
@@ -89,7 +93,7 @@ async def serve_model(
             reload_at_hangup(config, keys, tls, others)
             server.siblings = others.http_addresses[1:]
             public = PassOn(app, others.http_addresses, 0, server)
-            return await serve_app(public, private=(app, private), others=others)
+            return await serve_app(public, private=(AnswerSiblings(app), private), others=others)
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)

@@ -24,7 +24,7 @@ MAX_TEMPLATE_CHARS = 64 * 1024
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Options of a stream.
 
     Attributes:

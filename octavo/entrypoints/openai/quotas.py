@@ -1,4 +1,5 @@
-"""What one API key may use, and has used: requests and tokens per minute, requests at a time.
+"""What one API key may use, and has used: requests and tokens per minute, requests at a time; over
+all front ends of the server together.
 
 A limit per minute is a bucket: it holds at most a minute's worth, and fills evenly. Prompt tokens
 are taken when a request is admitted, generated ones when a sequence ends, which may leave a debt;
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 import msgspec
 
 from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.ledger import Numbers, Usage
 
 REJECTIONS = ("key_requests", "key_tokens", "key_concurrent_requests")
 """Why a key's request is refused with 429."""
@@ -40,55 +42,55 @@ class KeyLimits(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Bucket:
-    """So many units per minute. `level` is what may be taken now; below 0 it is a debt."""
+    """So many units per minute. `level` is what may be taken now; below 0 it is a debt.
 
-    def __init__(self, per_minute: int, clock: Clock) -> None:
+    Args:
+        numbers: what is missing in it, and since when; (0, 0): it is full.
+    """
+
+    def __init__(self, per_minute: int, numbers: Numbers, clock: Clock) -> None:
         self.per_minute = per_minute
+        self._numbers = numbers
         self._clock = clock
-        self._level = float(per_minute)
-        self._then = clock()
 
     @property
     def level(self) -> float:
         """What is in it."""
+        missing, then = self._numbers
         now = self._clock()
-        added = (now - self._then) * self.per_minute / 60
-        self._level = min(self._level + added, float(self.per_minute))
-        self._then = now
-        return self._level
+        missing = max(0.0, missing - max(0.0, now - then) * self.per_minute / 60)
+        self._numbers[0], self._numbers[1] = missing, now
+        return self.per_minute - missing
 
     def take(self, amount: int) -> None:
         """Take out so much, even if it is not there."""
-        self._level = self.level - amount
+        self._numbers[0] = self.per_minute - self.level + amount
 
     def seconds_until(self, amount: float) -> float:
         """When that much will be in it."""
         return max(0.0, amount - self.level) * 60 / self.per_minute
 
-    def with_limit(self, per_minute: int) -> Bucket:
-        """A bucket of another size, from which as much is missing."""
-        bucket = Bucket(per_minute, self._clock)
-        bucket._level -= self.per_minute - self.level
-        return bucket
-
 
 class KeyAccount:
     """What a key has used.
 
+    Args:
+        usage: of its limits, which other front ends may share; all that is counted besides is this
+            one's.
+
     Attributes:
         num_requests, prompt_tokens, generation_tokens: totals since the start, for /metrics.
         rejections: refused requests by reason (`REJECTIONS`).
-        num_concurrent: requests that are being answered.
-        num_in_background: requests that go on behind their answer.
     """
 
-    def __init__(self, limits: KeyLimits, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, limits: KeyLimits, clock: Clock = time.monotonic, *, usage: Usage | None = None
+    ) -> None:
         self._clock = clock
+        self._usage = usage or Usage()
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self.set_limits(limits)
-        self.num_concurrent = 0
-        self.num_in_background = 0
         self.num_requests = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -97,16 +99,29 @@ class KeyAccount:
     def set_limits(self, limits: KeyLimits) -> None:
         """From now on these; what was used stays used."""
         self.limits = limits
-        self._requests = self._resized(self._requests, limits.requests_per_minute)
-        self._tokens = self._resized(self._tokens, limits.tokens_per_minute)
+        self._requests = self._bucket(limits.requests_per_minute, self._usage.requests)
+        self._tokens = self._bucket(limits.tokens_per_minute, self._usage.tokens)
 
-    def _resized(self, bucket: Bucket | None, per_minute: int | None) -> Bucket | None:
-        if per_minute is None:
-            return None
-        return bucket.with_limit(per_minute) if bucket else Bucket(per_minute, self._clock)
+    def _bucket(self, per_minute: int | None, numbers: Numbers) -> Bucket | None:
+        return None if per_minute is None else Bucket(per_minute, numbers, self._clock)
+
+    @property
+    def num_concurrent(self) -> int:
+        """Requests that are being answered, by any front end."""
+        return int(sum(self._usage.answering))
+
+    @property
+    def num_in_background(self) -> int:
+        """Requests that go on behind their answers, in any front end."""
+        return int(sum(self._usage.background))
 
     def enter(self) -> None:
         """A request begins; `leave` ends it. Raises APIError 429: it has not begun."""
+        with self._usage.lock:
+            self._enter()
+        self.num_requests += 1
+
+    def _enter(self) -> None:
         most = self.limits.max_concurrent_requests
         if most is not None and self.num_concurrent >= most:
             raise self._refused(
@@ -123,55 +138,58 @@ class KeyAccount:
             )
         if self._requests is not None:
             self._requests.take(1)
-        self.num_requests += 1
-        self.num_concurrent += 1
+        self._usage.answering[self._usage.front_end] += 1
 
     def leave(self) -> None:
         """A request was answered."""
-        self.num_concurrent -= 1
+        self._usage.answering[self._usage.front_end] -= 1
 
     @contextmanager
     def in_background(self) -> Iterator[None]:
         """While a request goes on behind its answer. As many may as at a time, besides those, so
         that they can be asked for. Raises APIError 429: it may not."""
-        most = self.limits.max_concurrent_requests
-        if most is not None and self.num_in_background >= most:
-            raise self._refused(
-                "key_concurrent_requests",
-                f"this API key has {self.num_in_background} requests in the background, of at most "
-                f"{most}; wait for one of them",
-                1.0,
-            )
-        self.num_in_background += 1
+        usage, most = self._usage, self.limits.max_concurrent_requests
+        with usage.lock:
+            if most is not None and self.num_in_background >= most:
+                raise self._refused(
+                    "key_concurrent_requests",
+                    f"this API key has {self.num_in_background} requests in the background, of at "
+                    f"most {most}; wait for one of them",
+                    1.0,
+                )
+            usage.background[usage.front_end] += 1
         try:
             yield
         finally:
-            self.num_in_background -= 1
+            usage.background[usage.front_end] -= 1
 
     def check_tokens(self) -> None:
         """A request is to use tokens. Raises APIError 429: none are left."""
-        if self._tokens is not None and self._tokens.level < 1:
-            raise self._too_many_tokens(1)
+        with self._usage.lock:
+            if self._tokens is not None and self._tokens.level < 1:
+                raise self._too_many_tokens(1)
 
     def take_prompt(self, num_tokens: int) -> None:
         """A request's prompts. Raises APIError 429: nothing was taken."""
-        if self._tokens is not None:
-            if num_tokens > self._tokens.per_minute:
-                raise self._refused(
-                    "key_tokens",
-                    f"the prompt has {num_tokens} tokens, but this API key may use only "
-                    f"{self._tokens.per_minute} per minute; send a shorter one",
-                    None,
-                )
-            if num_tokens > self._tokens.level:
-                raise self._too_many_tokens(num_tokens)
-            self._tokens.take(num_tokens)
+        if self._tokens is not None and num_tokens > self._tokens.per_minute:
+            raise self._refused(
+                "key_tokens",
+                f"the prompt has {num_tokens} tokens, but this API key may use only "
+                f"{self._tokens.per_minute} per minute; send a shorter one",
+                None,
+            )
+        with self._usage.lock:
+            if self._tokens is not None:
+                if num_tokens > self._tokens.level:
+                    raise self._too_many_tokens(num_tokens)
+                self._tokens.take(num_tokens)
         self.prompt_tokens += num_tokens
 
     def take_generated(self, num_tokens: int) -> None:
         """A sequence ended that has generated so much."""
-        if self._tokens is not None:
-            self._tokens.take(num_tokens)
+        with self._usage.lock:
+            if self._tokens is not None:
+                self._tokens.take(num_tokens)
         self.generation_tokens += num_tokens
 
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -179,8 +197,9 @@ class KeyAccount:
         headers = []
         for kind, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None:
-                left = max(0, int(bucket.level))
-                reset = duration(bucket.seconds_until(bucket.per_minute))
+                with self._usage.lock:
+                    left = max(0, int(bucket.level))
+                    reset = duration(bucket.seconds_until(bucket.per_minute))
                 for what, value in (
                     ("limit", str(bucket.per_minute)),
                     ("remaining", str(left)),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from octavo.contracts.sampling_params import SamplingParams
     from octavo.engine.metrics import FinishedSequence
+    from octavo.entrypoints.openai.errors import APIError
     from octavo.entrypoints.openai.keys import ApiKey
 
 OTHER_ROUTE = "other"
@@ -30,8 +31,10 @@ class RequestRecord:
         started: `time.monotonic()`.
         started_ns: `time.time_ns()`, the same moment.
         model, params: what it asks for, where it is a generation.
-        in_background: the generation goes on when the HTTP request has been answered; it has a line
-            of the log of its own, and the span, when it ends.
+        is_over: the HTTP request has been answered, or its client has left.
+        in_background: the generation may go on when the HTTP request is over; it has a line of the
+            log of its own then, and the span, when it ends.
+        error_status, error_code: of what ended the answer after its status was sent.
         num_prompt_tokens: of all prompts, each once, however many completions share it.
         num_generated_tokens: of all sequences that have ended, whether they were sent or not.
         num_cached_tokens: prompt tokens that came from the prefix cache.
@@ -50,7 +53,10 @@ class RequestRecord:
     started_ns: int = field(default_factory=time.time_ns)
     model: str | None = None
     params: SamplingParams | None = None
+    is_over: bool = False
     in_background: bool = False
+    error_status: int | None = None
+    error_code: str | None = None
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_cached_tokens: int = 0
@@ -84,6 +90,20 @@ class RequestRecord:
             self.last_token = max(self.last_token or sequence.last_token, sequence.last_token)
         self.finish_reasons[str(sequence.reason)] = None
 
+    def fail(self, error: APIError) -> None:
+        """The answer failed after its status was sent."""
+        self.error_status, self.error_code = error.status, error.code
+
+    @property
+    def has_begun(self) -> bool:
+        """Has the answer?"""
+        return self.status != CLIENT_GONE
+
+    @property
+    def final_status(self) -> int:
+        """The status; of an answer that failed later, the one that it would have had."""
+        return self.status if self.error_status is None else self.error_status
+
     def log_fields(self, seconds: float) -> dict[str, Any]:
         """The line of the log, for programs. Nothing that the user wrote but the request's id."""
         fields: dict[str, Any] = {
@@ -96,7 +116,7 @@ class RequestRecord:
         }
         if self.model is not None and not self.in_background:
             fields |= self._usage_fields()
-        return fields
+        return fields | self._error_fields()
 
     def generation_fields(self, seconds: float) -> dict[str, Any]:
         """The line of the log that ends a generation in the background, for programs."""
@@ -106,7 +126,11 @@ class RequestRecord:
             "route": self.route,
             "seconds": round(seconds, 6),
             **self._usage_fields(),
+            **self._error_fields(),
         }
+
+    def _error_fields(self) -> dict[str, Any]:
+        return {} if self.error_status is None else {"error": self.error_code}
 
     def _usage_fields(self) -> dict[str, Any]:
         return {

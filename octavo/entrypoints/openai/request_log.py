@@ -40,7 +40,11 @@ def log_request(
 
 
 def end_in_background(server: Server, record: RequestRecord) -> None:
-    """A generation has ended whose HTTP request was answered before: its span and its line."""
+    """A generation in the background has ended. If its HTTP request was over before, it has a line
+    and a span of its own; if not, those of the request tell of it."""
+    record.in_background = False
+    if not record.is_over:
+        return
     seconds = time.monotonic() - record.started
     if server.tracing is not None:
         server.tracing.export(record)

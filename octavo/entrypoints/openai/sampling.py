@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.openai.structured import structured_outputs
@@ -20,7 +22,7 @@ _SAME_NAME = (
 )
 SAMPLING_FIELDS = frozenset(
     {*_SAME_NAME, "max_tokens", "logprobs", "structured_outputs", "vllm_xargs"}
-) - {"best_of"}
+)
 """Fields of a request that say how tokens are chosen, and where they end."""
 _FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -33,6 +35,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
     shown_special_token_ids: Sequence[int] = (),
+    detokenize: bool = True,
 ) -> SamplingParams:
     """The request's parameters.
 
@@ -41,6 +44,7 @@ def sampling_params(
             repetition_penalty stand where the request has none.
         prompt_logprobs: alternatives that an echo needs; the request may ask for more.
         shown_special_token_ids: special tokens that are to be found in the text.
+        detokenize: a text is to be made.
 
     Raises:
         RequestError: a value is out of range, or its field is not supported yet.
@@ -64,7 +68,22 @@ def sampling_params(
     values["report_progress"] = options is not None and bool(options.include_progress)
     values["structured_outputs"] = structured_outputs(request)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
-    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, output_kind=kind, **values)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        output_kind=kind,
+        detokenize=detokenize,
+        **values,
+    )
+
+
+def sampling_fields(params: SamplingParams) -> dict[str, Any]:
+    """The fields (`SAMPLING_FIELDS`) that say what `params` say, whatever the model's defaults."""
+    values = msgspec.to_builtins(params, str_keys=True)
+    values |= {name: getattr(params, name) for name in (*_FROM_GENERATION_CONFIG, "max_tokens")}
+    if params.extra_args:
+        values["vllm_xargs"] = params.extra_args
+    return {name: value for name, value in values.items() if name in SAMPLING_FIELDS}
 
 
 def _larger(a: int, b: int | None) -> int:

@@ -31,6 +31,9 @@ OWNED_PATHS = (
 )
 """Front end 0 answers these paths and all below them."""
 
+_ASKED = "/asked"
+"""What the path begins with of a request by `ask_all`."""
+
 _STREAM = re.compile(r"/v1/streams/stream_([0-9]{1,3})_[0-9a-f]+")
 
 FETCH_SECONDS = 5.0
@@ -83,13 +86,30 @@ class PassOn:
             self._server.num_passed_on -= 1
 
 
+class AnswerSiblings:
+    """ASGI middleware of a front end's private socket. What `ask_all` asks there belongs to a
+    request that has been let in, counted and logged where it came: here its key is only checked.
+    It is known by its path, which no client's request has: `PassOn` passes none on."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(_ASKED):
+            path = scope["path"].removeprefix(_ASKED)
+            scope = {**scope, "path": path, "octavo.is_asked": True}
+        await self._app(scope, receive, send)
+
+
 async def ask_all(call: Call, body: bytes = b"") -> list[bytes]:
     """What the front ends that this one speaks for answer to the same request: the same method
-    (GET for a HEAD), path and key. Raises APIError 503: one of them does not."""
+    (GET for a HEAD), path and key. Its key pays once, here. Raises APIError 503: one of them does
+    not answer."""
     scope = call.scope
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     key = [header for header in scope["headers"] if header[0] in KEY_HEADERS]
-    asked = [fetch(path, method, scope["path"], key, body) for path in call.server.siblings]
+    target = _ASKED + scope["path"]
+    asked = [fetch(path, method, target, key, body) for path in call.server.siblings]
     answers = await asyncio.gather(*asked, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, OSError):

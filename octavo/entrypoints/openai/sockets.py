@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import stat
+from collections.abc import Iterator
 
 from octavo.errors import ConfigError
 
@@ -39,7 +40,7 @@ def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
     except OSError as error:
         if sock is not None:
             sock.close()
-        raise ConfigError(f"cannot listen at {uds or f'{host}:{port}'}: {error}") from None
+        raise ConfigError(f"cannot listen at {uds or shown_address(host, port)}: {error}") from None
     return sock
 
 
@@ -65,12 +66,36 @@ def share(sock: socket.socket, count: int) -> list[socket.socket]:
     except OSError as error:
         for opened in sockets:
             opened.close()
-        raise ConfigError(f"cannot listen at {address[0]}:{address[1]}: {error}") from None
+        raise ConfigError(f"cannot listen at {shown_address(*address[:2])}: {error}") from None
     return sockets
 
 
+def shown_address(host: str, port: int) -> str:
+    """Host and port as a URL has them: IPv6 in brackets."""
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
+
+
+@contextlib.contextmanager
+def removed_at_exit(path: str | None) -> Iterator[None]:
+    """Remove the Unix socket at `path` at the end, unless another server has put its own there."""
+    bound = None if path is None else os.stat(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            if path is not None and bound is not None and os.path.samestat(bound, os.stat(path)):
+                os.unlink(path)
+
+
 def _remove_socket(path: str) -> None:
-    """Remove the socket that an earlier server left; anything else in its place stays."""
-    with contextlib.suppress(FileNotFoundError):
+    """Remove the socket that an earlier server left. One where somebody listens stays, and so does
+    anything else in its place."""
+    with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as client:
         if stat.S_ISSOCK(os.stat(path).st_mode):
-            os.unlink(path)
+            client.setblocking(False)
+            try:
+                client.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+            except BlockingIOError:  # somebody listens, and has much to do
+                pass

@@ -95,8 +95,9 @@ class EventStream:
             if not started:
                 raise
             failure = as_api_error(error)
-            if failure.code == "internal_error":
+            if failure.code == "internal_error" and failure is not error:
                 logger.error("a stream failed", exc_info=error)
+            scope["octavo.record"].fail(failure)
             last = self._failure(failure) + self._done
         if not started:
             await self._begin(send)

@@ -23,19 +23,25 @@ from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import (
     APIError,
     aborted,
+    as_api_error,
     bad_request,
     json_response,
     unavailable,
 )
 from octavo.entrypoints.openai.event_log import EventLog
+from octavo.entrypoints.openai.request_log import end_in_background
+from octavo.entrypoints.openai.shares import exceeds_share
 from octavo.entrypoints.openai.sse import EventStream, split_events
 from octavo.errors import shown
+from octavo.log import get_logger
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from octavo.entrypoints.openai.admission import Ticket
     from octavo.entrypoints.openai.endpoint import Call
+
+logger = get_logger(__name__)
 
 PATH = "/v1/streams"
 MAX_STREAMS = 1024
@@ -93,7 +99,7 @@ class ResumableStream:
         self.num_readers = 0
         self.task: asyncio.Task[None] | None = None
         self._streams = streams
-        self._error: Exception | None = None
+        self._error: APIError | None = None
         self._is_known = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -110,19 +116,27 @@ class ResumableStream:
                 yield data
 
     async def _make(self, call: Call, ticket: Ticket, begin: Begin) -> None:
-        key = call.record.key
+        record = call.record
+        key = record.key
         call.server.in_flight += 1
         try:
             with ticket, nullcontext() if key is None else key.account.in_background():
                 answer = await begin(replace(call, ticket=ticket))
+                record.in_background = True
                 async with aclosing(answer.events()) as events:
                     async for data in events:
                         self._append(data)
         except asyncio.CancelledError:
             self._error = aborted()
         except Exception as error:
-            self._error = error
+            self._error = as_api_error(error)
+            if self._error.code == "internal_error":
+                logger.error("a stream failed", exc_info=error)
+            if record.in_background:
+                record.fail(self._error)
         finally:
+            if record.in_background:
+                end_in_background(call.server, record)
             self.task = None
             self.log.close()
             call.server.in_flight -= 1
@@ -190,6 +204,7 @@ class StreamStore:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._streams: dict[str, ResumableStream] = {}  # in the order in which they began
+        self._num_of: Counter[str | None] = Counter()  # by key
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -203,12 +218,12 @@ class StreamStore:
 
     def keep(self, stream: ResumableStream) -> None:
         """A stream begins. Raises APIError 503: there are too many."""
-        num, most = len(self._streams), self._max_streams
-        num_of_key = sum(s.key == stream.key for s in self._streams.values())
-        if stream.key is not None and 2 * num_of_key >= most and not self._drop_ended(stream.key):
+        key, most = stream.key, self._max_streams
+        num, num_of_key = len(self._streams), self._num_of[key]
+        if key is not None and exceeds_share(num_of_key, num, most) and not self._drop_ended(key):
             message = (
-                f"{num_of_key} resumable streams of this API key run or are read, of at most "
-                f"{most // 2}; leave resumable out"
+                f"{num_of_key} resumable streams of this API key run or are read, its share; leave "
+                "resumable out"
             )
             raise unavailable(message, "too_many_streams")
         if len(self._streams) >= most and not self._drop_ended():
@@ -217,6 +232,7 @@ class StreamStore:
             )
             raise unavailable(message, "too_many_streams")
         self._streams[stream.id] = stream
+        self._num_of[key] += 1
 
     def get(self, stream_id: str, key: str | None) -> ResumableStream:
         """The stream, if it was made with this key. Raises APIError 404."""
@@ -234,6 +250,7 @@ class StreamStore:
         """End a stream, and forget it. Those who read it get its end."""
         if self._streams.pop(stream.id, None) is not None:
             self._num_bytes -= stream.log.num_bytes
+            self._num_of[stream.key] -= 1
         stream.end()
 
     def count(self, num_bytes: int) -> None:

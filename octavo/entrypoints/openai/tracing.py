@@ -75,9 +75,9 @@ class Tracing:
             attributes=_attributes(record, operation),
             start_time=record.started_ns,
         )
-        if record.status >= 500:
+        if record.final_status >= 500:
             span.set_status(self._trace.StatusCode.ERROR)
-            span.set_attribute("error.type", str(record.status))
+            span.set_attribute("error.type", str(record.final_status))
         span.end(record.started_ns + int((time.monotonic() - record.started) * 1e9))
 
     def shutdown(self) -> None:

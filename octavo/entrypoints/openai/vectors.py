@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo.entrypoints.openai.errors import bad_request
-from octavo.entrypoints.openai.generation import cancel, priority_of, public_id_of
+from octavo.entrypoints.openai.generation import cancel
 from octavo.entrypoints.openai.pooling_protocol import VectorUsage
+from octavo.entrypoints.openai.prepared import priority_of, request_id_of
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class Vectors:
     ) -> Vectors:
         """Check all of a request but its texts. Raises APIError."""
         params.check_hidden_size(model.engine.info.hidden_size)
-        return cls(call, request, model, params, public_id_of(call, request.request_id, id_prefix))
+        public_id = id_prefix + request_id_of(call, request.request_id)
+        return cls(call, request, model, params, public_id)
 
     @property
     def usage(self) -> VectorUsage:
@@ -74,20 +76,21 @@ class Vectors:
                 f"{len(prompts)} texts; at most {MAX_INPUTS} in one request", prompts[0][0]
             )
         priority = priority_of(self.call, self.request.priority, self.model)
-        token_ids = [await self._token_ids(param, prompt) for param, prompt in prompts]
+        token_ids = [await self._token_ids(param, prompt, priority) for param, prompt in prompts]
         ids = [self.call.server.internal_id(self.public_id) for _ in prompts]
         self.call.ticket.admit(dict(zip(ids, map(len, token_ids))))
         self._num_tokens += sum(map(len, token_ids))
         tasks = [
-            asyncio.ensure_future(self._encode(param, prompt, engine_id, priority))
-            for (param, _), prompt, engine_id in zip(prompts, token_ids, ids)
+            asyncio.ensure_future(self._encode(prompt, engine_id, priority))
+            for prompt, engine_id in zip(token_ids, ids)
         ]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             await cancel(tasks)
 
-    async def _token_ids(self, param: str, prompt: str | list[int]) -> list[int]:
+    async def _token_ids(self, param: str, prompt: str | list[int], priority: int) -> list[int]:
+        """A prompt's tokens, checked."""
         engine = self.model.engine
         if isinstance(prompt, str):
             special = self.request.add_special_tokens is not False
@@ -95,11 +98,17 @@ class Vectors:
             prompt = await engine.tokenize(prompt, add_special_tokens=special)
         if not prompt:
             raise bad_request(f"{param} has an empty text; a vector needs a token", param)
+        try:
+            await engine.check(
+                [prompt], [self.params], priority=priority, cache_salt=self.request.cache_salt
+            )
+        except RequestError as error:
+            if error.param == "prompt":
+                error.param = param
+            raise
         return prompt
 
-    async def _encode(
-        self, param: str, prompt: list[int], engine_id: str, priority: int
-    ) -> np.ndarray:
+    async def _encode(self, prompt: list[int], engine_id: str, priority: int) -> np.ndarray:
         outputs = self.model.engine.encode(
             {"prompt_token_ids": prompt},
             self.params,
@@ -108,10 +117,5 @@ class Vectors:
             service_class=self.call.service_class,
             cache_salt=self.request.cache_salt,
         )
-        try:
-            async with aclosing(outputs):
-                return (await outputs.__anext__()).outputs.data
-        except RequestError as error:
-            if error.param == "prompt":
-                error.param = param
-            raise
+        async with aclosing(outputs):
+            return (await outputs.__anext__()).outputs.data

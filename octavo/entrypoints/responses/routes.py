@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.contracts.messages import ServiceClass
 from octavo.entrypoints.openai.api_route import APIRoute
-from octavo.entrypoints.openai.chat import begin_chat
+from octavo.entrypoints.openai.chat import prepare_chat
 from octavo.entrypoints.openai.errors import (
     APIError,
     as_api_error,
@@ -23,12 +23,13 @@ from octavo.entrypoints.openai.errors import (
 from octavo.entrypoints.openai.event_log import EventLog
 from octavo.entrypoints.openai.generation import (
     UsageCounter,
+    begin,
     check_finish,
-    check_num_logprobs,
     usage_of,
 )
 from octavo.entrypoints.openai.logprobs import chat_logprobs
 from octavo.entrypoints.openai.parsing import parse_body
+from octavo.entrypoints.openai.prepared import check_num_logprobs
 from octavo.entrypoints.openai.request_log import end_in_background
 from octavo.entrypoints.openai.sse import EventStream
 from octavo.entrypoints.responses.builder import ResponseBuilder
@@ -134,6 +135,7 @@ class _Making:
             failure = as_api_error(error)
             if failure.code == "internal_error":
                 logger.error("a response failed", exc_info=error)
+            self._generation.record.fail(failure)
             yield builder.fail(failure)
 
     def _logprobs(self, completion: CompletionOutput) -> list[TokenLogprob]:
@@ -146,6 +148,7 @@ class _Making:
 
 async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, Any]]) -> _Making:
     model = call.server.model(request.model)
+    call.record.model = model.name
     num_top = None
     if wants_logprobs(request):
         num_top = request.top_logprobs or 0
@@ -154,7 +157,8 @@ async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, An
     if most is not None and most < 1:
         raise bad_request(f"max_output_tokens={most} must be at least 1", "max_output_tokens")
     chat = chat_request(request, items)
-    generation = await begin_chat(call, chat, model, "resp_", max_tokens=most, logprobs=num_top)
+    prepared = await prepare_chat(call, chat, model, max_tokens=most, logprobs=num_top)
+    generation = begin(call, prepared, "resp_")
     # Whoever knows the id of an HTTP request must not know that of the response.
     response = Response(
         id=f"resp_{uuid4().hex}",

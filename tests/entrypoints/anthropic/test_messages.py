@@ -14,7 +14,7 @@ from anthropic import Anthropic, AsyncAnthropic
 from octavo.entrypoints.anthropic.messages import UNPARSED
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.fake_tokenizer import FakeTokenizer
-from tests.entrypoints.openai.harness import MODEL, Running, serving, strict_json
+from tests.entrypoints.openai.harness import MODEL, Running, eventually, serving, strict_json
 
 TOOLS: list[Any] = [
     {
@@ -305,6 +305,7 @@ async def test_streams_add_up_however_the_answer_is_made() -> None:
     ]
     config = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
     async with serving(**config) as s, client_of(s) as client:
+        num_compared = 0
         for number in range(40):
             text = "".join(rng.choices(parts, k=rng.randrange(1, 7)))
             fields = {
@@ -318,6 +319,8 @@ async def test_streams_add_up_however_the_answer_is_made() -> None:
             if whole.stop_reason == "max_tokens" and whole.content[-1].type == "tool_use":
                 continue  # the client adds half an input up in its own way
             await both(client, body)
+            num_compared += 1
+    assert num_compared > 30
 
 
 async def test_a_special_token_that_marks_a_call_is_found() -> None:
@@ -337,6 +340,8 @@ async def test_leaving_a_stream_aborts_it() -> None:
             if event.type == "content_block_delta":
                 break
         await stream.close()
+        await eventually(lambda: engine.is_idle)
+    assert engine.metrics.aborted["disconnect"] == 1
 
 
 def test_the_sync_client() -> None:

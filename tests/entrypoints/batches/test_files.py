@@ -126,7 +126,6 @@ async def test_uploads_of_a_key_leave_room_for_those_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "MAX_UPLOADS", 2)
-    monkeypatch.setattr(files, "MAX_KEY_UPLOADS", 1)
     keys = [{"authorization": f"Bearer {key}"} for key in ("one", "two", "three")]
     head = {"content-type": f"multipart/form-data; boundary={BOUNDARY}", "content-length": "900"}
     async with serving(batch_dir=str(tmp_path), api_key=["one", "two", "three"]) as s:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from octavo.contracts.messages import RequestOutput, ServiceClass
+from octavo.entrypoints.batches.jobs import Jobs
 from octavo.entrypoints.batches.service import batch_folder
 from octavo.entrypoints.batches.store import Store
 from octavo.entrypoints.openai.config import ServerConfig
@@ -220,6 +221,43 @@ async def test_no_room_for_results(tmp_path: Path) -> None:
         results = await content_of(client, failed.output_file_id)  # what there was room for
         assert failed.request_counts is not None
         assert 0 < len(results) == failed.request_counts.completed < 40
+
+
+async def test_a_store_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(batch_dir=str(tmp_path / "b")) as s, client_of(s) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "mkdir", _read_only)
+            for path in ("/v1/files", "/v1/batches"):
+                reply = await s.get(path)
+                assert (reply.status, reply.error["code"]) == (503, "storage_unavailable")
+                assert reply.headers["retry-after"]
+        assert (
+            await until(client, (await create(client, say_lines(1))).id, "completed")
+        ).errors is None
+
+
+async def test_a_batch_goes_on_when_the_store_can_be_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins anew after a while, not at once and for ever; no line is in the results twice."""
+    monkeypatch.setattr("octavo.entrypoints.batches.service.RETRY_SECONDS", 0.2)
+    engine = FakeEngine(step_seconds=0.002)
+    async with serving(engine, batch_dir=str(tmp_path)) as s, client_of(s) as client:
+        batch = await create(client, say_lines(20))
+        await eventually(lambda: s.server.batches.num_finished["completed"] > 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(Jobs, "add_results", _read_only)
+            patch.setattr(Jobs, "end", _read_only)
+            await eventually(lambda: engine.is_idle)
+            assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+            assert s.server.batches.num_active == 1  # waiting for its next beginning
+        completed = await until(client, batch.id, "completed")
+        results = await content_of(client, completed.output_file_id)
+        assert sorted(said(r) for r in results) == sorted(f"answer {i}" for i in range(20))
+
+
+def _read_only(*args: object, **options: object) -> None:
+    raise OSError(30, "Read-only file system")
 
 
 async def test_an_input_that_vanished(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from octavo.entrypoints.batches import stored_batches, stored_files
+from octavo.entrypoints.batches.errors import StorageFullError
 from octavo.entrypoints.batches.lines import LineResult
 from octavo.entrypoints.batches.objects import Batch
 from octavo.entrypoints.batches.store import Store
-from octavo.entrypoints.batches.stored_files import StorageFullError
 from octavo.entrypoints.openai.errors import APIError
 from octavo.errors import ConfigError
 
@@ -107,7 +107,7 @@ def test_what_was_not_committed_is_overwritten(store: Store, tmp_path: Path) -> 
 
 
 def test_the_quota_counts_results_and_uploads(store: Store) -> None:
-    made = batch(store)
+    made = batch(store, owner="")
     store.files.begin_upload("other", 500)
     store.jobs.add_results(made.id, [result(1, b"x" * 400)])
     with pytest.raises(StorageFullError, match="903 bytes are stored"):
@@ -118,6 +118,21 @@ def test_the_quota_counts_results_and_uploads(store: Store) -> None:
         store.files.begin_upload("me", 1)
 
 
+def test_a_key_stores_no_more_than_it_leaves_free(store: Store) -> None:
+    made = batch(store, owner="alice")
+    store.jobs.add_results(made.id, [result(1, b"x" * 297)])
+    for refused in (
+        lambda: store.files.begin_upload("alice", 401),
+        lambda: store.jobs.add_results(made.id, [result(2, b"x" * 401)]),
+    ):
+        with pytest.raises(StorageFullError, match=r"300 bytes of this API key .* the 700"):
+            refused()
+    store.files.begin_upload("bob", 350)  # of the 700
+    with pytest.raises(StorageFullError, match="the 350 that are free"):
+        store.files.begin_upload("alice", 51)
+    store.files.begin_upload("carol", 350)
+
+
 def test_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     made = batch(store)
 
@@ -125,11 +140,62 @@ def test_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(StorageFullError, match="No space left"):
+    with pytest.raises(OSError, match="No space left"):
         store.jobs.add_results(made.id, [result(1)])
     monkeypatch.undo()
     store.jobs.add_results(made.id, [result(1)])
     assert store.jobs.done_lines(made.id) == {1}
+
+
+def test_a_database_that_can_grow_no_more(store: Store) -> None:
+    """What does not fit is not there, what is there can be read, and later all goes on."""
+    made = batch(store)
+    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
+    stored: list[int] = []
+
+    def fill() -> None:
+        while True:
+            numbers = range(len(stored), len(stored) + 10)
+            store.jobs.add_results(made.id, [result(number, b"") for number in numbers])
+            stored.extend(numbers)
+
+    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+        fill()
+    assert store.jobs.done_lines(made.id) == set(stored) != set()
+    store._db.execute("PRAGMA max_page_count = 1000")
+    store.jobs.add_results(made.id, [result(len(stored))])
+    assert len(store.jobs.done_lines(made.id)) == len(stored) + 1
+
+
+def test_a_content_makes_room_for_the_end_of_its_row(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, half = upload(store), store.files.begin_upload("me", 10)
+    store.files.path_of(half).write_bytes(b"half")
+
+    def full(*args: object) -> None:
+        assert not store.files.path_of(args[1][0][0]).exists()  # type: ignore[index]
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._db, "executemany", full)
+        with pytest.raises(sqlite3.OperationalError):
+            store.files.remove_upload(half)
+        with pytest.raises(sqlite3.OperationalError):
+            store.files.delete("me", whole)
+    store.files.delete("me", whole)
+    with pytest.raises(APIError, match="there is no file"):
+        store.files.get("me", whole)
+
+
+def test_an_upload_that_a_jump_of_the_clock_swept_away(store: Store, clock: Clock) -> None:
+    file_id = store.files.begin_upload("me", 10)
+    clock.now += stored_files.MAX_UPLOAD_SECONDS + 1
+    store.files.sweep()
+    with pytest.raises(APIError, match="send it again") as caught:
+        store.files.finish_upload(file_id, "name", 10, None)
+    assert caught.value.status == 503
 
 
 def test_ends(store: Store) -> None:

@@ -139,7 +139,8 @@ def test_only_the_cpu_is_timed(model: Path) -> None:
 
 def test_every_format_chooses_options_that_exist(model: Path) -> None:
     for options in FORMATS.values():
-        EngineConfig.from_flat(model=str(model), **options)
+        config = EngineConfig.from_flat(model=str(model), **options).model
+        assert {name: str(getattr(config, name)) for name in options} == options
 
 
 def test_the_commands(

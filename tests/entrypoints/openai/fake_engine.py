@@ -36,6 +36,7 @@ from octavo.contracts.messages import (
 from octavo.contracts.pause_mode import PauseMode
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
+from octavo.engine.beam_search import check_request
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor, ParserOf
@@ -231,8 +232,11 @@ class FakeEngine:
     async def check_num_chars(self, num_chars: int, param: str) -> None:
         self._input.check_num_chars(num_chars, param=param)
 
-    def check_length(self, params: SamplingParams, num_prompt_tokens: int) -> None:
-        self._input.check_length(params, num_prompt_tokens)
+    async def check(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[Any], **options: Any
+    ) -> None:
+        await asyncio.sleep(0)
+        check_request(self._input, prompts, params, **options)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         await asyncio.sleep(0)

@@ -6,7 +6,7 @@ from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.http_server import HEALTH_INTERVAL
 from octavo.version import __version__
 from tests.entrypoints.openai.fake_engine import FakeEngine
-from tests.entrypoints.openai.harness import MODEL, serving
+from tests.entrypoints.openai.harness import MODEL, eventually, serving
 
 
 async def test_information() -> None:
@@ -87,8 +87,8 @@ async def test_the_queue_is_bounded() -> None:
     engine.gate.clear()
     async with serving(engine, max_num_queued_reqs=3, max_num_queued_tokens=100) as s:
         two = asyncio.ensure_future(s.completion("a" * 50, n=2))
-        await asyncio.sleep(0.05)
-        assert (s.server.admission.num_reqs, s.server.admission.num_tokens) == (2, 50)
+        await eventually(lambda: s.server.admission.num_reqs == 2)
+        assert s.server.admission.num_tokens == 50
         for fields in ({"n": 2}, {"n": 2, "stream": True}):
             reply = await s.completion("b", **fields)
             assert reply.status == 503
@@ -96,7 +96,7 @@ async def test_the_queue_is_bounded() -> None:
             assert reply.error["code"] == "queue_full"
         assert (await s.completion("b" * 51)).status == 503
         one = asyncio.ensure_future(s.completion("b" * 50))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: s.server.admission.num_reqs == 3)
         assert (await s.get("/health")).status == 200
         assert (await s.post("/tokenize", {"prompt": "a"})).status == 503
         engine.gate.set()
@@ -111,9 +111,9 @@ async def test_running_requests_are_not_queued() -> None:
     engine = FakeEngine(step_seconds=0.001)
     async with serving(engine, max_num_queued_reqs=1) as s:
         tasks = []
-        for _ in range(4):
+        for i in range(4):
             tasks.append(asyncio.ensure_future(s.completion("count", max_tokens=300)))
-            await asyncio.sleep(0.05)
+            await eventually(lambda n=i + 1: engine.stats().num_running == n)
         assert [r.status for r in await asyncio.gather(*tasks)] == [200] * 4
 
 

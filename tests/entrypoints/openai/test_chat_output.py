@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -108,10 +109,14 @@ async def test_random_answers() -> None:
     rng = random.Random(0)
     pieces = [HERMES, TIME, "<think>", "</think>", "<tool_call>", "</tool_call>", "Zoë ", "\n"]
     pieces += ['{"name": "get_time"', "}", "<", "tool", "👨‍👩‍👧‍👦"]
+    reasons: Counter[str] = Counter()
     async with serving(tool_call_parser="hermes", reasoning_parser="qwen3") as s:
         for number in range(40):
             text = "".join(rng.choices(pieces, k=rng.randrange(1, 9)))
-            await both(s, text, stop="oë" if number % 3 else None, max_tokens=rng.choice([9, 900]))
+            stop = "oë" if number % 3 else None
+            choice, _ = await both(s, text, stop=stop, max_tokens=rng.choice([9, 900]))
+            reasons[choice["finish_reason"]] += 1
+    assert min(reasons[r] for r in ("stop", "length", "tool_calls")) >= 3, reasons
 
 
 async def test_what_is_no_call() -> None:

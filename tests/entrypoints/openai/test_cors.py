@@ -93,5 +93,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("origin", ["*", "http://localhost:3000", "http://[::1]:80", "app://x"])
-def test_origins(origin: str) -> None:
-    ServerConfig(allowed_origins=[origin])
+async def test_origins(origin: str) -> None:
+    async with serving(allowed_origins=[origin]) as s:
+        reply = await s.get("/v1/models", origin=origin)
+    assert reply.headers["access-control-allow-origin"] == origin

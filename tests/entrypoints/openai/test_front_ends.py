@@ -159,6 +159,41 @@ async def test_a_signal_lets_both_end_what_they_began(server: Live) -> None:
     assert not runs(pid)
 
 
+async def _stream_in_the_first(server: Live) -> str:
+    """The id of a resumable stream that goes on in the first front end and in no other, and that
+    stands still: the engine is paused."""
+    body = {**BODY, "max_tokens": 500, "stream": True, "resumable": True}
+    while True:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request_bytes("POST", "/v1/completions", body, {}))
+        head = (await reader.readuntil(b"\nid: ")).decode()
+        await server.request("POST", "/pause?mode=keep", None, {})
+        await close(writer)
+        stream_id = head.partition("x-stream-id: ")[2].split()[0]
+        goes_on = await asyncio.to_thread(server.metric, "num_requests_running")
+        if goes_on and stream_id.startswith("stream_0_"):
+            return stream_id
+        await server.request("DELETE", f"/v1/streams/{stream_id}", None, {})
+        await server.request("POST", "/resume", None, {})
+
+
+async def test_nobody_waits_at_one_that_has_drained(tmp_path: Path) -> None:
+    """The second one has nothing to end, and goes; the first one goes on with a stream. Whoever
+    comes then, at either's listener, is told to come again."""
+    path = write_tiny_llama(tmp_path)
+    with live(str(path), "--api-server-count", "2", "--server-dev-mode") as server:
+        await asyncio.to_thread(until, lambda: server.get("/metrics").status == 200)
+        stream_id = await _stream_in_the_first(server)
+        [second] = front_ends(server)
+        server.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(until, lambda: not runs(second))
+        replies = await complete(server, 16)
+        assert {reply.status for reply in replies} == {503}
+        assert all(reply.headers["retry-after"] for reply in replies)
+        await server.request("DELETE", f"/v1/streams/{stream_id}", None, {})
+        assert await asyncio.to_thread(server.process.wait, 20) == 0
+
+
 def test_none_outlives_the_first(server: Live) -> None:
     pids = children(server.process.pid)
     assert len(pids) == 2  # the core and a front end
@@ -202,6 +237,28 @@ def test_all_read_the_keys_again(tmp_path: Path) -> None:
         until(lambda: statuses(server, "second") == {200})
         assert statuses(server, "first") == {401}
         assert front_ends(server) == before
+
+
+def test_a_keys_limits_are_of_all_of_them(tmp_path: Path) -> None:
+    """Whoever answers; and what they ask each other costs nothing."""
+    keys = tmp_path / "keys.json"
+    names = '{"name": "alice", "key": "a", "requests_per_minute": 12}, {"name": "b", "key": "b"}'
+    keys.write_text(f'{{"keys": [{names}]}}')
+    keys.chmod(0o600)
+
+    def status(path: str, key: str) -> int:
+        return asyncio.run(server.request("GET", path, None, {"x-api-key": key})).status
+
+    model = tmp_path / "model"
+    model.mkdir()
+    path = str(write_tiny_llama(model))
+    with live(path, "--api-server-count", "2", "--api-key-file", str(keys)) as server:
+        until(lambda: status("/metrics", "b") == 200)  # the second one answers, too
+        started = time.monotonic()
+        statuses = [status(path, "a") for _ in range(12) for path in ("/v1/models", "/load")]
+        refilled = (time.monotonic() - started) * 12 / 60
+        assert set(statuses) == {200, 429}
+        assert 12 <= statuses.count(200) <= 12 + refilled + 1
 
 
 def front_ends_of(folder: Path, sock: socket.socket) -> FrontEnds:

@@ -29,6 +29,23 @@ async def test_tokens() -> None:
             assert all(len(t["top_logprobs"]) == 2 for t in content)
 
 
+async def test_stop_strings() -> None:
+    async with serving() as s:
+        for params, token_ids in (
+            ({"stop": ["zz", "ell"]}, b"hell"),
+            ({"stop_regex": "l+"}, b"hel"),
+        ):
+            body = {"token_ids": PROMPT, "sampling_params": params}
+            [choice] = (await s.post(PATH, body)).json["choices"]
+            assert bytes(choice["token_ids"]) == token_ids
+            assert choice["finish_reason"] == "stop"
+            assert choice["stop_reason"] in ("ell", "l+")
+            events = (await s.post(PATH, {**body, "stream": True})).events
+            assert bytes(i for e in events for c in e["choices"] for i in c["token_ids"]) == (
+                token_ids
+            )
+
+
 async def test_stream() -> None:
     async with serving() as s:
         params = {"max_tokens": 4}
@@ -49,7 +66,10 @@ async def test_stream() -> None:
         ({"token_ids": []}, "prompt"),
         ({"token_ids": [99999]}, "prompt"),
         ({"token_ids": "abc"}, "token_ids"),
-        ({"token_ids": [1], "sampling_params": {"stop": "x"}}, "stop"),
+        ({"token_ids": [1], "sampling_params": {"stop": ""}}, "stop"),
+        ({"token_ids": [1], "sampling_params": {"best_of": 0}}, "best_of"),
+        ({"token_ids": [1], "sampling_params": {"length_penalty": 1}}, "length_penalty"),
+        ({"token_ids": [1], "sampling_params": {"echo": True}}, "sampling_params"),
         ({"token_ids": [1], "sampling_params": {"temperature": -1}}, "temperature"),
         ({"token_ids": [1], "sampling_params": {"temperature": "1"}}, "temperature"),
         ({"token_ids": [1], "sampling_params": {"stream": True}}, "sampling_params"),

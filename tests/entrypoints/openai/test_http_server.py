@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -101,7 +102,7 @@ async def test_stop_ends_what_takes_too_long() -> None:
     async with serving(FakeEngine(step_seconds=0.05), drain_seconds=0.2) as s:
         tasks = await _streaming(s, 3)
         whole = asyncio.ensure_future(s.completion("count", max_tokens=200))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: s.engine.stats().num_running == 4)
         s.stop.request()
         for reply in await asyncio.gather(*tasks):
             assert reply.status == 200
@@ -121,6 +122,28 @@ async def test_a_second_signal_hurries() -> None:
         assert time.monotonic() - started < 30
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/files"])
+async def test_a_body_that_still_comes_at_the_end(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is answered, and what has come of it is not kept."""
+    monkeypatch.setattr(http_server, "FLUSH_SECONDS", 0.5)
+    headers = {"content-length": "1000"}
+    if path == "/v1/files":
+        headers["content-type"] = "multipart/form-data; boundary=x"
+    async with serving(batch_dir=str(tmp_path), drain_seconds=0.1) as s:
+        reader, writer = await s.connect()
+        writer.write(request_bytes("POST", path, b"--x\r\n", headers))
+        await eventually(lambda: s.server.in_flight == 1)
+        s.stop.request()
+        reply = await read_reply(reader)
+        assert (reply.status, reply.error["code"]) == (503, "draining")
+        assert await s.task == 0
+        await close(writer)
+    assert not caplog.records or all(r.exc_info is None for r in caplog.records)
+    assert list(tmp_path.glob("contents/*")) == []
+
+
 async def test_the_engines_death() -> None:
     """Clients have an error, health says so, the exit status is not zero."""
     engine = FakeEngine(step_seconds=0.01)
@@ -128,9 +151,9 @@ async def test_the_engines_death() -> None:
         tasks = await _streaming(s, 3)
         whole = asyncio.ensure_future(s.chat("count", max_tokens=3000))
         engine.gate.clear()
-        await asyncio.sleep(0.05)
+        await eventually(lambda: engine.num_unfinished == 4)
         queued = asyncio.ensure_future(s.chat("count", stream=True))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: engine.num_unfinished == 5)
         engine.die()
         for reply in await asyncio.gather(*tasks):
             assert reply.status == 200
@@ -146,7 +169,7 @@ async def test_an_aborted_request_says_so() -> None:
     async with serving(engine) as s:
         [task] = await _streaming(s, 1)
         whole = asyncio.ensure_future(s.chat("count", max_tokens=3000))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: engine.stats().num_running == 2)
         engine.abort_all()
         assert (await task).events[-1]["error"]["code"] == "aborted"
         assert (await whole).status == 503

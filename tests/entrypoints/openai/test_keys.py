@@ -11,14 +11,16 @@ from typing import Any
 import openai
 import pytest
 
+from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.keys import MAX_KEYS, KeyRing
-from octavo.entrypoints.openai.quotas import KeyLimits
+from octavo.entrypoints.openai.ledger import Ledger
 from octavo.errors import ConfigError
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import MODEL, Reply, Running, eventually, serving
 
 ALICE = {"authorization": "Bearer alices-secret"}
 BOB = {"authorization": "Bearer bobs-secret"}
+USER = [{"role": "user", "content": "SAY:abc"}]
 
 
 def key_file(path: Path, *keys: dict[str, Any]) -> str:
@@ -133,12 +135,19 @@ def test_reload(tmp_path: Path) -> None:
 
 
 def test_front_ends_share_the_limits(tmp_path: Path) -> None:
-    limits = {"requests_per_minute": 10, "tokens_per_minute": 7, "priority": 3}
-    path = key_file(tmp_path, alice(**limits, max_concurrent_requests=1))
-    (key,) = KeyRing(path=path, policy="priority", num_front_ends=2)
-    assert key.account.limits == KeyLimits(
-        requests_per_minute=5, tokens_per_minute=4, max_concurrent_requests=1, priority=3
-    )
+    path = key_file(tmp_path, alice(requests_per_minute=2), bob(requests_per_minute=1))
+    rings = [
+        KeyRing(path=path, ledger=Ledger(tmp_path / "ledger", front_end=i, num_front_ends=2))
+        for i in range(2)
+    ]
+    (one, bobs), (two, _) = rings
+    one.account.enter()
+    two.account.enter()
+    bobs.account.enter()
+    for ring in rings:
+        ring.reload()
+        with pytest.raises(APIError, match="2 requests per minute"):
+            ring.find(b"alices-secret").account.enter()  # type: ignore[union-attr]
 
 
 def ring(tmp_path: Path, *keys: dict[str, Any], **options: Any) -> KeyRing:
@@ -287,12 +296,45 @@ async def test_the_official_client_waits_and_comes_again(tmp_path: Path) -> None
             assert len((await client.models.list()).data) == 1  # one a second
 
 
-async def test_a_prompt_that_is_refused_costs_no_tokens(tmp_path: Path) -> None:
-    keys = KeyRing(path=key_file(tmp_path, alice(tokens_per_minute=1000)))
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "SAY:abc", "max_tokens": 10**6}),
+        ("/v1/completions", {"prompt": [[65, 66], [99_999]]}),
+        ("/v1/completions", {"prompt": "SAY:abc", "stop_regex": "(a"}),
+        ("/v1/completions", {"prompt": "SAY:abc", "stop_token_ids": [99_999]}),
+        ("/v1/completions", {"prompt": "SAY:abc", "cache_salt": ""}),
+        ("/v1/completions", {"prompt": "SAY:abc", "vllm_xargs": {"a": 1}}),
+        ("/v1/completions", {"prompt": "a", "use_beam_search": True, "n": 128, "max_tokens": 4000}),
+        ("/v1/completions", {"prompt": ["a"] * 513, "n": 2}),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": USER,
+                "response_format": {"type": "structural_tag", "structures": [], "triggers": []},
+            },
+        ),
+        ("/v1/messages", {"messages": USER, "max_tokens": 10**6}),
+        ("/v1/responses", {"input": "SAY:abc", "max_output_tokens": 10**6}),
+        ("/inference/v1/generate", {"token_ids": [65, 99_999]}),
+        ("/v1/embeddings", {"input": ["abc", "x" * 5000]}),
+        ("/v1/embeddings", {"input": [[65], [99_999]]}),
+        ("/v1/embeddings", {"input": "abc", "dimensions": 10**6}),
+        ("/v1/embeddings", {"input": "abc", "cache_salt": "x" * 129}),
+        ("/score", {"text_1": "abc", "text_2": ["abc", ""]}),
+        ("/rerank", {"query": "abc", "documents": ["abc", "x" * 5000]}),
+    ],
+    ids=str,
+)
+async def test_what_is_refused_costs_no_tokens(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    keys = KeyRing(path=key_file(tmp_path, alice(tokens_per_minute=10_000)))
     async with serving(keys=keys) as s:
         (key,) = keys
-        body = {"prompt": "SAY:abc", "max_tokens": 10**6}
-        assert (await s.post("/v1/completions", body, **ALICE)).status == 400
+        reply = await s.post(path, body, **ALICE)
+        assert reply.status == 400, reply.body
         assert key.account.prompt_tokens == 0
+        assert reply.headers["x-ratelimit-remaining-tokens"] == "10000"
         assert (await s.post("/v1/completions", {"prompt": "SAY:abc"}, **ALICE)).status == 200
         assert key.account.prompt_tokens > 0

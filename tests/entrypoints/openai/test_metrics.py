@@ -7,7 +7,7 @@ from prometheus_client.registry import Collector
 
 from octavo.entrypoints.openai.metrics import MergedCollector, ServerCollector
 from tests.entrypoints.openai.fake_engine import FakeEngine
-from tests.entrypoints.openai.harness import serving
+from tests.entrypoints.openai.harness import eventually, serving
 
 CORE_SET = [
     "num_requests_running",
@@ -62,7 +62,7 @@ async def test_gauges_follow_the_load() -> None:
     engine = FakeEngine(max_num_seqs=2, step_seconds=0.001)
     async with serving(engine) as s:
         tasks = [asyncio.ensure_future(s.completion("count", max_tokens=400)) for _ in range(5)]
-        await asyncio.sleep(0.1)
+        await eventually(lambda: engine.stats().num_waiting == 3)
         metrics = await s.metrics()
         assert metrics["num_requests_running"] == 2
         assert metrics["num_requests_waiting"] == 3

@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.entrypoints.openai.fake_engine import FakeEngine
-from tests.entrypoints.openai.harness import MODEL, Running, serving
+from tests.entrypoints.openai.harness import MODEL, Running, eventually, serving
 
 PIECES = [
     *("hello ", "Zoë ", "你好", "日本語の", " end", "\n"),
@@ -134,6 +134,8 @@ async def test_leaving_a_stream_aborts_it() -> None:
         async for _ in stream:
             break
         await stream.close()
+        await eventually(lambda: engine.is_idle)
+    assert engine.metrics.aborted["disconnect"] == 1
 
 
 async def test_a_retry_succeeds_when_the_queue_has_room() -> None:
@@ -141,10 +143,10 @@ async def test_a_retry_succeeds_when_the_queue_has_room() -> None:
     engine.gate.clear()
     async with serving(engine, max_num_queued_reqs=1) as s:
         first = asyncio.ensure_future(s.completion())
-        await asyncio.sleep(0.05)
+        await eventually(lambda: s.server.admission.num_reqs == 1)
         async with AsyncOpenAI(base_url=s.url + "/v1", api_key="x", max_retries=3) as client:
             second = asyncio.ensure_future(client.completions.create(model=MODEL, prompt="SAY:b"))
-            await asyncio.sleep(0.05)
+            await eventually(lambda: s.server.admission.rejections["queued_reqs"])
             engine.gate.set()
             assert (await second).choices[0].text == "b"
         assert (await first).status == 200

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.ledger import zeros
 from octavo.entrypoints.openai.quotas import Bucket, KeyAccount, KeyLimits, duration
 
 
@@ -132,7 +133,7 @@ def test_a_bucket_never_gives_more_than_its_rate(
 ) -> None:
     """In any time: what is taken while it is there is at most a minute's worth and the rate."""
     clock = Clock()
-    bucket = Bucket(per_minute, clock)
+    bucket = Bucket(per_minute, zeros(2), clock)
     start, taken = clock.now, 0
     for pause, amount in steps:
         clock.now += pause

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -402,9 +402,17 @@ def test_the_official_client(server: Live) -> None:
 LONG = {"prompt": "Once", "max_tokens": 100, "ignore_eos": True, "stream": True}
 
 
-async def _long_streams(server: Live, num: int, act: Any) -> list[Reply]:
+async def _streaming(server: Live, num: int) -> list[asyncio.Task[Reply]]:
+    """Streams, each of which has had its first token."""
     tasks = [asyncio.ensure_future(server.apost("/v1/completions", LONG)) for _ in range(num)]
-    await asyncio.sleep(1.0)
+    begun = 0.0
+    while begun < num:
+        begun = await asyncio.to_thread(server.metric, "time_to_first_token_seconds_count")
+    return tasks
+
+
+async def _long_streams(server: Live, num: int, act: Callable[[], object]) -> list[Reply]:
+    tasks = await _streaming(server, num)
     act()
     return await asyncio.gather(*tasks)
 
@@ -430,10 +438,7 @@ def test_the_core_is_stopped(own_server: Live) -> None:
         return reply
 
     async def main() -> None:
-        stream = asyncio.ensure_future(
-            own_server.apost("/v1/completions", {**LONG, "max_tokens": 400})
-        )
-        await asyncio.sleep(0.5)
+        [stream] = await _streaming(own_server, 1)
         os.kill(core, signal.SIGSTOP)
         try:
             reply = await asyncio.to_thread(until_health, 503)

@@ -160,7 +160,8 @@ async def test_beams_fill_the_queue(server: Live) -> None:
     body["ignore_eos"] = True
     request = asyncio.ensure_future(server.apost("/v1/completions", body))
     one = {"prompt": PROMPT, "max_tokens": 1}
-    await asyncio.sleep(0.5)
+    while not await asyncio.to_thread(server.metric, "num_requests_running"):
+        assert not request.done()
     reply = await server.apost("/v1/completions", one)
     assert (reply.status, reply.error["code"]) == (503, "queue_full")
     request.cancel()

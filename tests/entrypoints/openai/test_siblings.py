@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import uvicorn
 
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.front_ends import listen_privately
-from octavo.entrypoints.openai.siblings import PassOn, fetch, owner_of
+from octavo.entrypoints.openai.keys import KeyRing
+from octavo.entrypoints.openai.siblings import AnswerSiblings, PassOn, fetch, owner_of
 from octavo.entrypoints.openai.state import Server
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import (
@@ -201,9 +203,9 @@ async def test_a_stream_comes_as_it_is_written(tmp_path: Path) -> None:
     async with passing_on(tmp_path) as (port, echo, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request_bytes("GET", "/v1/responses/1/stream", None, {}))
-        await reader.readuntil(b"two")
+        assert b"three" not in await reader.readuntil(b"two")
         echo.go_on.set()
-        await reader.readuntil(b"three")
+        assert (await reader.read()).endswith(b"three\r\n0\r\n\r\n")
         await close(writer)
 
 
@@ -213,7 +215,8 @@ async def test_a_client_that_leaves_is_seen_to_leave(tmp_path: Path) -> None:
         writer.write(request_bytes("GET", "/v1/responses/1/stream", None, {}))
         await reader.readuntil(b"two")
         await close(writer)
-        await asyncio.wait_for(echo.client_left.wait(), 10)
+        await eventually(echo.client_left.is_set)
+        assert not echo.go_on.is_set()
 
 
 async def test_a_front_end_is_not_idle_while_it_passes_on(tmp_path: Path) -> None:
@@ -277,19 +280,45 @@ async def test_what_concerns_all_reaches_all(tmp_path: Path) -> None:
     async with (
         serving(**options) as first,
         serving(engine, **options) as second,
-        _listening(build_app(second.server), uds=path),
+        _listening(AnswerSiblings(build_app(second.server)), uds=path),
     ):
         first.server.siblings = [path]
         body = {"prompt": "count", "max_tokens": 4000, "request_id": "one"}
         request = asyncio.ensure_future(second.post("/v1/completions", body, **key))
         await eventually(lambda: engine.stats().num_running == 1)
         assert (await first.get("/load", **key)).json == {"server_load": 1}
+        assert (await first.get("/load", x_api_key="wrong")).status == 401
         for path in ("/load", "/metrics"):
             assert (await first.request("HEAD", path, None, key)).status == 200
         for number in (1, 0):
             reply = await first.post("/abort", {"request_ids": ["cmpl-one"]}, **key)
             assert reply.json == {"num_aborted": number}
         assert (await request).error["code"] == "aborted"
+        # What was asked of the second one is a part of requests of the first.
+        asked = [route for route, _, _ in second.server.http_requests if route != "other"]
+        assert asked == ["/v1/completions"]
+
+
+async def test_what_concerns_all_is_paid_for_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "second.sock")
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"keys": [{"name": "a", "key": "a", "requests_per_minute": 2}]}')
+    keys.chmod(0o600)
+    rings = [KeyRing(path=str(keys)) for _ in range(2)]
+    async with (
+        serving(keys=rings[0]) as first,
+        serving(keys=rings[1]) as second,
+        _listening(AnswerSiblings(build_app(second.server)), uds=path),
+    ):
+        first.server.siblings = [path]
+        for status in (200, 200, 429):
+            assert (await first.get("/load", x_api_key="a")).status == status
+        (key,) = rings[1]
+        assert key.account.num_requests == 0
+        (await second.get("/asked/load", x_api_key="a")).error  # noqa: B018  # no way in
+        assert key.account.num_requests == 1
+        with pytest.raises(OSError, match="401"):
+            await fetch(path, "GET", "/asked/load", [])
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/load"])
@@ -314,6 +343,11 @@ async def test_what_is_here_is_aborted_without_one_of_them_too(tmp_path: Path) -
 
 
 def test_the_socket_of_an_earlier_front_end_is_replaced(tmp_path: Path) -> None:
-    listen: Callable[[], Any] = lambda: listen_privately(str(tmp_path / "http-1.sock"))  # noqa: E731
-    listen().close()
-    listen().close()
+    path = str(tmp_path / "http-1.sock")
+    listen_privately(path).close()  # its file stays
+    with listen_privately(path) as later, socket.socket(socket.AF_UNIX) as client:
+        later.listen()
+        client.connect(path)
+        with later.accept()[0] as accepted:
+            client.sendall(b"here")
+            assert accepted.recv(4) == b"here"

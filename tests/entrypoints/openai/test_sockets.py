@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.entrypoints.openai.sockets import bind, share
+from octavo.entrypoints.openai.sockets import bind, removed_at_exit, share
 from octavo.errors import ConfigError
 
 
@@ -21,6 +21,20 @@ def test_tcp() -> None:
             bind("127.0.0.1", port)
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_ipv6() -> None:
+    """`::` is every address, of IPv4 too; several front ends share it."""
+    first, second = share(bind("::", 0), 2)
+    with first, second:
+        port = first.getsockname()[1]
+        first.listen()
+        second.listen()
+        for host in ("::1", "127.0.0.1"):
+            socket.create_connection((host, port)).close()
+        with pytest.raises(ConfigError, match=rf"cannot listen at \[::1\]:{port}: .*in use"):
+            bind("::1", port)
+
+
 def test_unix(tmp_path: Path) -> None:
     path = tmp_path / "s"
     bind("", 0, str(path)).close()
@@ -31,6 +45,21 @@ def test_unix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="in use"):
         bind("", 0, str(path))
     assert path.read_text() == "keep me"
+
+
+def test_a_unix_socket_of_a_server_that_runs_is_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with bind("", 0, str(path)) as sock, removed_at_exit(str(path)):
+        sock.listen(0)
+        for _ in range(3):  # the last one finds no room to wait
+            with pytest.raises(ConfigError, match="in use"):
+                bind("", 0, str(path))
+        path.unlink()
+        bind("", 0, str(path)).close()  # another one's
+    assert path.exists()
+    with bind("", 0, str(path)), removed_at_exit(str(path)):
+        pass
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from octavo.entrypoints.openai.errors import bad_request
+from octavo.entrypoints.openai.record import RequestRecord
 from octavo.entrypoints.openai.sse import EventStream, event, split_events
+from tests.entrypoints.openai.harness import eventually
 
 
 async def _run(events: AsyncGenerator[bytes, None]) -> list[Any]:
@@ -16,7 +18,8 @@ async def _run(events: AsyncGenerator[bytes, None]) -> list[Any]:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await EventStream(events)({}, None, send)  # type: ignore[arg-type]
+    scope = {"octavo.record": RequestRecord(request_id="r")}
+    await EventStream(events)(scope, None, send)  # type: ignore[arg-type]
     return sent
 
 
@@ -96,8 +99,7 @@ async def test_the_source_is_closed_when_the_reader_leaves() -> None:
             await asyncio.sleep(60)
 
     task = asyncio.ensure_future(stream({}, None, send))  # type: ignore[arg-type]
-    await asyncio.sleep(0.05)
-    assert stream.blocked_for() > 0
+    await eventually(lambda: stream.blocked_for() > 0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert closed

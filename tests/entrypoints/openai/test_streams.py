@@ -455,7 +455,7 @@ async def test_ids_tell_nothing_of_each_other() -> None:
         assert len(ids) == 3
 
 
-def test_a_key_has_half_of_the_streams() -> None:
+def test_a_key_has_as_many_streams_as_it_leaves_to_others() -> None:
     store = StreamStore(60, max_streams=4)
     alice = [store.new_stream("alice") for _ in range(3)]
     for stream in alice:

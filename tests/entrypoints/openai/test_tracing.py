@@ -19,6 +19,7 @@ from octavo.entrypoints.openai.tracing import Tracing, configured_tracing
 from octavo.errors import ConfigError
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import eventually, serving
+from tests.entrypoints.openai.sse_client import streaming
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -102,6 +103,61 @@ async def test_a_span_in_the_background_ends_with_its_generation(
     assert generation["prompt_tokens"] > 0
     assert generation["finish_reasons"] == ["stop"]
     assert [fields["status"] for fields in _fields_of(caplog, "r2")] == [400]
+
+
+async def test_a_stream_whose_client_left_tells_of_its_generations_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    exporter, engine = InMemorySpanExporter(), FakeEngine(step_seconds=0.002)
+    body = {"prompt": "SAY:" + "x" * 50, "max_tokens": 100, "stream": True, "resumable": True}
+    tracing = Tracing(exporter)
+    with caplog.at_level(logging.INFO, "octavo"):
+        async with serving(engine, tracing=tracing) as s:
+            for request_id in ("stays", "leaves"):
+                async with streaming(s, "/v1/completions", body, x_request_id=request_id) as stream:
+                    await (stream.rest() if request_id == "stays" else stream.take(1))
+            await eventually(lambda: len(_fields_of(caplog, "leaves")) == 1)
+            left = time.time_ns()
+    tracing.shutdown()
+    stays, leaves = exporter.get_finished_spans()
+    assert stays.attributes["gen_ai.request.id"] == "stays"
+    assert stays.end_time < left < leaves.end_time
+    assert {s.attributes["gen_ai.usage.output_tokens"] for s in (stays, leaves)} == {51}
+    (one,) = _fields_of(caplog, "stays")
+    http, generation = _fields_of(caplog, "leaves")
+    assert "generation_tokens" not in http
+    assert one["generation_tokens"] == generation["generation_tokens"] == 51
+    assert generation["finish_reasons"] == ["stop"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "leaves"),
+    [
+        ("/v1/completions", {"prompt": "FAIL:count", "stream": True}, False),
+        ("/v1/completions", {"prompt": "FAIL:count", "stream": True, "resumable": True}, True),
+        ("/v1/responses", {"input": "FAIL:count", "stream": True}, False),
+        ("/v1/responses", {"input": "FAIL:count", "background": True}, False),
+    ],
+    ids=["stream", "resumable", "response", "background"],
+)
+async def test_what_fails_after_its_status_is_a_failure_all_the_same(
+    path: str, body: dict[str, Any], leaves: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(exporter)
+    with caplog.at_level(logging.INFO, "octavo"):
+        async with serving(FakeEngine(step_seconds=0.01), tracing=tracing) as s:
+            if leaves:
+                async with streaming(s, path, body, x_request_id="r") as stream:
+                    await stream.take(1)
+            else:
+                assert (await s.post(path, body, x_request_id="r")).status == 200
+    tracing.shutdown()
+    (span,) = exporter.get_finished_spans()
+    assert span.attributes["http.response.status_code"] == 200
+    assert span.attributes["error.type"] == "500"
+    assert not span.status.is_ok
+    assert _fields_of(caplog, "r")[-1]["error"] == "request_failed"
 
 
 def _fields_of(caplog: pytest.LogCaptureFixture, request_id: str) -> list[dict[str, Any]]:

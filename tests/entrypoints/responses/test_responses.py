@@ -369,6 +369,8 @@ async def test_leaving_a_stream_that_is_not_in_the_background_aborts_it() -> Non
             if event.type == "response.output_text.delta":
                 break
         await stream.close()
+        await eventually(lambda: engine.is_idle)
+    assert engine.metrics.aborted["disconnect"] == 1
 
 
 WRONG: list[tuple[dict[str, Any], str, str | None]] = [

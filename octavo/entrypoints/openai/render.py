@@ -1,0 +1,125 @@
+"""POST /v1/chat/completions/render and /v1/completions/render: what an engine has to do for a
+request, as /inference/v1/generate takes it, so that whoever reads requests and writes answers need
+not be who has the model. Nothing is admitted, charged or generated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo.contracts.beam_search_params import BeamSearchParams
+from octavo.entrypoints.openai.api_route import APIRoute
+from octavo.entrypoints.openai.beams import beam_search_fields
+from octavo.entrypoints.openai.chat import prepare_chat_completion
+from octavo.entrypoints.openai.completions import prepare_completion
+from octavo.entrypoints.openai.errors import bad_request, json_response
+from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
+from octavo.entrypoints.openai.generate import GenerateRequest
+from octavo.entrypoints.openai.parsing import parse_body
+from octavo.entrypoints.openai.protocol import (
+    CHAT_UNSUPPORTED,
+    COMPLETION_UNSUPPORTED,
+    ChatCompletionRequest,
+    CompletionRequest,
+)
+from octavo.entrypoints.openai.sampling import sampling_fields
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from octavo.entrypoints.openai.endpoint import Call
+    from octavo.entrypoints.openai.prepared import PreparedRequest
+    from octavo.entrypoints.openai.protocol import GenerationRequest
+
+
+async def render_chat_completion(call: Call) -> Response:
+    """What a chat request asks of the engine."""
+    request = parse_body(call.take_body(), ChatCompletionRequest, CHAT_UNSUPPORTED)
+    prepared = await prepare_chat_completion(call, request)
+    for name in ("stop", "stop_regex"):
+        if prepared.parsing is not None and getattr(request, name):
+            raise bad_request(
+                f"{name} cannot be rendered where reasoning or tool calls are looked for: it ends "
+                "content alone, which /inference/v1/generate does not know; leave it out",
+                name,
+            )
+    (rendered,) = _rendered(request, prepared)
+    return json_response(rendered)
+
+
+async def render_completion(call: Call) -> Response:
+    """What a completion request asks of the engine, prompt by prompt."""
+    request = parse_body(call.take_body(), CompletionRequest, COMPLETION_UNSUPPORTED)
+    if request.max_tokens == 0:
+        raise bad_request(
+            "max_tokens=0 cannot be rendered: /inference/v1/generate makes a token at least; "
+            "ask for 1, and leave it out of the answer",
+            "max_tokens",
+        )
+    return json_response(_rendered(request, await prepare_completion(call, request)))
+
+
+def _rendered(request: GenerationRequest, prepared: PreparedRequest) -> list[GenerateRequest]:
+    """One request per prompt. Raises APIError: it cannot be said."""
+    if request.resumable:
+        raise bad_request(
+            "resumable cannot be rendered: streams of /inference/v1/generate are not; leave it out",
+            "resumable",
+        )
+    num_prompts = len(prepared.prompts)
+    ids = [prepared.request_id]
+    if num_prompts > 1:
+        ids = [f"{prepared.request_id}-{i}" for i in range(num_prompts)]
+    if not is_request_id(ids[-1]):
+        raise bad_request(
+            f"request_id and the prompt's number, {ids[-1]}, must be {REQUEST_ID_RULE}",
+            "request_id",
+        )
+    return [
+        GenerateRequest(
+            request_id=request_id,
+            model=prepared.model.name,
+            token_ids=prompt,
+            sampling_params=_fields(prepared, i),
+            stream=request.stream or None,
+            stream_options=request.stream_options,
+            cache_salt=prepared.cache_salt,
+            priority=prepared.priority or None,
+        )
+        for i, (request_id, prompt) in enumerate(zip(ids, prepared.prompts))
+    ]
+
+
+def _fields(prepared: PreparedRequest, i: int) -> dict[str, object]:
+    """`sampling_params` of prompt i, with the defaults written out."""
+    params = prepared.params_of_prompts[i]
+    if isinstance(params, BeamSearchParams):
+        fields = beam_search_fields(params, logprobs=prepared.params.logprobs)
+    else:
+        fields = sampling_fields(params)
+    if params.max_tokens is None:
+        fields["max_tokens"] = prepared.model.max_model_len - len(prepared.prompts[i])
+    return fields
+
+
+ROUTES = (
+    APIRoute(
+        method="POST",
+        path="/v1/chat/completions/render",
+        summary="What a chat request asks of /inference/v1/generate",
+        handler=render_chat_completion,
+        request=ChatCompletionRequest,
+        unsupported=CHAT_UNSUPPORTED,
+        response=GenerateRequest,
+        queued=True,
+    ),
+    APIRoute(
+        method="POST",
+        path="/v1/completions/render",
+        summary="The same of a completion request, a list with one for each prompt",
+        handler=render_completion,
+        request=CompletionRequest,
+        unsupported=COMPLETION_UNSUPPORTED,
+        response=list[GenerateRequest],
+        queued=True,
+    ),
+)
