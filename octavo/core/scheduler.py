@@ -202,8 +202,9 @@ class Scheduler:
                 budget.withhold_all_but(MAX_TOKENS_BESIDE)
             self._schedule_running(plan, service_class)
             # What was just preempted would only fight with what comes in, unless that goes first.
-            preempted = map(self._requests.__getitem__, self._preempted_ids)
-            if all(request.service_class > service_class for request in preempted):
+            if self._waiting.requests and all(
+                self._requests[r].service_class > service_class for r in self._preempted_ids
+            ):
                 self._schedule_waiting(plan, service_class)
 
         step = plan.step
