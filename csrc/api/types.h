@@ -90,11 +90,13 @@ struct TableWeight {
   std::int64_t ld;
 };
 
-// One layer of the KV cache. Per block and kv head, K [head_dim / step][16][step], then
-// V [16 / step][head_dim][step], contiguous.
+// One layer of the KV cache. 2^run_shift blocks lie together: a run. Per block and kv head,
+// K [head_dim / step][16][step], then V [16 / step][head_dim][step], contiguous.
 struct KvView {
   char* base;
-  std::int64_t page_bytes;
+  std::int64_t page_bytes;  // from a block to the next one of a run
+  std::int64_t run_stride;  // from a run to the next one
+  int run_shift;
   std::int64_t head_bytes;
   int group;
 };

@@ -12,7 +12,6 @@
 namespace octavo {
 
 using ByteMatrix = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 namespace {
 
@@ -70,21 +69,6 @@ void bind_weights(nb::module_& m) {
           },
           nb::arg("first"), nb::arg("bias").noconvert());
 
-  m.def(
-      "dequantize",
-      [](Device& d, const char* name, const ByteMatrix& rows, const OutMatrix& out) {
-        const SourceBlocks blocks = source_blocks(name, rows);
-        const std::int64_t columns = blocks.blocks_per_row * blocks.format->values;
-        require(static_cast<std::int64_t>(out.shape(0)) == blocks.rows &&
-                    static_cast<std::int64_t>(out.shape(1)) == columns,
-                "out has another shape than the rows");
-        const nb::gil_scoped_release release;
-        dequantize(*d.pool, *blocks.format, blocks.data, blocks.rows, blocks.blocks_per_row,
-                   out.data());
-      },
-      nb::arg("device"), nb::arg("format"), nb::arg("rows").noconvert(), nb::arg("out").noconvert(),
-      "Rows of GGUF blocks to float32.");
-
   nb::class_<PackedTable>(m, "PackedTable")
       .def(
           "__init__",
@@ -103,7 +87,16 @@ void bind_weights(nb::module_& m) {
             const nb::gil_scoped_release release;
             self.put_rows(*d.pool, first, rows);
           },
-          nb::arg("device"), nb::arg("first"), nb::arg("rows").noconvert());
+          nb::arg("device"), nb::arg("first"), nb::arg("rows").noconvert())
+      .def(
+          "put_blocks",
+          [](PackedTable& self, Device& d, std::int64_t first, const char* format,
+             const ByteMatrix& rows) {
+            const SourceBlocks blocks = source_blocks(format, rows);
+            const nb::gil_scoped_release release;
+            self.put_blocks(*d.pool, first, blocks);
+          },
+          nb::arg("device"), nb::arg("first"), nb::arg("format"), nb::arg("rows").noconvert());
 
   nb::class_<PackedVector>(m, "PackedVector")
       .def(

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/attention_item.inl.h"
+#include "kernels/kv_page.inl.h"
 
 namespace octavo {
 namespace {
@@ -86,13 +87,13 @@ OCTAVO_INLINE ChunkPages chunk_pages(const AttentionArgs& args, const StepView& 
   const GroupView& group = step.groups[args.kv.group];
   const std::int32_t* table = group.block_tables + item.request * group.table_ld;
   const int kv_head = item.head / (args.heads.num_heads / args.heads.num_kv_heads);
-  const char* base = args.kv.base + kv_head * args.kv.head_bytes;
+  const std::int64_t head = kv_head * args.kv.head_bytes;
   const int low = lowest - chunk * kChunk, high = highest - chunk * kChunk;
   ChunkPages result;
   result.first = low > 0 ? low / kBlockSize : 0;
   result.last = high < kChunk ? (high + kBlockSize - 1) / kBlockSize : kChunkBlocks;
   for (int b = result.first; b < result.last; ++b) {
-    result.pages[b] = base + table[chunk * kChunkBlocks + b] * args.kv.page_bytes;
+    result.pages[b] = kv_page(args.kv, table[chunk * kChunkBlocks + b]) + head;
   }
   return result;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/gemm.inl.h"
+#include "kernels/kv_page.inl.h"
 
 namespace octavo {
 namespace {
@@ -86,7 +87,7 @@ void finish_head(const QkvArgs& args, const StepView& step, int row, int head, c
   }
   const int slot = step.groups[args.kv.group].slots[row];
   const int kv_head = (head - num_heads) % num_kv_heads;
-  char* page = args.kv.base + slot / kBlockSize * args.kv.page_bytes + kv_head * args.kv.head_bytes;
+  char* page = kv_page(args.kv, slot / kBlockSize) + kv_head * args.kv.head_bytes;
   if (is_value) {
     store_value<E>(page, dim, slot % kBlockSize, narrow);
   } else {
@@ -122,7 +123,7 @@ OCTAVO_INLINE void prefetch_pages(const QkvArgs& args, const StepView& step, int
   const int block = slots[row] / kBlockSize;
   if (row > first_row && slots[row - 1] / kBlockSize == block) return;
   const int lines = static_cast<int>(args.heads.num_kv_heads * args.kv.head_bytes / kLine);
-  const char* page = args.kv.base + block * args.kv.page_bytes;
+  const char* page = kv_page(args.kv, block);
   const int end = lines * (part + 1) / parts;
   for (int i = lines * part / parts; i < end; ++i) prefetch_l2(page + i * kLine);
 }
@@ -181,8 +182,7 @@ OCTAVO_INLINE void prefetch_slot(const QkvArgs& args, const StepView& step, int 
   const int dim = args.heads.head_dim, item = static_cast<int>(sizeof(typename E::T));
   const int slot = step.groups[args.kv.group].slots[row];
   for (int h = 0; h < args.heads.num_kv_heads; ++h) {
-    const char* page =
-        args.kv.base + slot / kBlockSize * args.kv.page_bytes + h * args.kv.head_bytes;
+    const char* page = kv_page(args.kv, slot / kBlockSize) + h * args.kv.head_bytes;
     const int key_bytes = dim * kBlockSize * item, value_bytes = dim * E::kStep * item;
     const char* value = page + key_bytes + slot % kBlockSize / E::kStep * value_bytes;
     for (int j = 0; j < key_bytes; j += kLine) prefetch_l1(page + j);

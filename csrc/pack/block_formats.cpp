@@ -126,11 +126,14 @@ constexpr BlockFormat kFormats[] = {
 };
 
 void values(const BlockFormat& format, const BlockParts& parts, float* out) {
-  for (int i = 0; i < format.values; ++i) {
-    const int group = i / format.group;
-    const float product =
-        parts.scales[group] * static_cast<float>(parts.codes[i] - format.zero_point);
-    out[i] = format.has_min ? product + parts.mins[group] : product;
+  const u8* codes = parts.codes;
+  for (int g = 0; g < format.values / format.group; ++g) {
+    const float scale = parts.scales[g], min = format.has_min ? parts.mins[g] : -0.0f;
+    for (int i = 0; i < format.group; ++i) {
+      out[i] = scale * static_cast<float>(codes[i] - format.zero_point) + min;  // x + -0 is x
+    }
+    codes += format.group;
+    out += format.group;
   }
 }
 
@@ -143,18 +146,12 @@ const BlockFormat* find_block_format(const char* name) {
   return nullptr;
 }
 
-void dequantize(ThreadPool& pool, const BlockFormat& format, const u8* data, std::int64_t rows,
-                std::int64_t blocks_per_row, float* out) {
-  const std::int64_t blocks = rows * blocks_per_row;
-  pool.run([&](int thread) {
-    const std::int64_t begin = blocks * thread / pool.num_threads();
-    const std::int64_t end = blocks * (thread + 1) / pool.num_threads();
-    BlockParts parts;
-    for (std::int64_t i = begin; i < end; ++i) {
-      format.split(data + i * format.bytes, &parts);
-      values(format, parts, out + i * format.values);
-    }
-  });
+void dequantize(const BlockFormat& format, const u8* data, std::int64_t num_blocks, float* out) {
+  BlockParts parts;
+  for (std::int64_t i = 0; i < num_blocks; ++i) {
+    format.split(data + i * format.bytes, &parts);
+    values(format, parts, out + i * format.values);
+  }
 }
 
 }  // namespace octavo

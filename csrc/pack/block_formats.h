@@ -4,8 +4,6 @@
 
 #include <cstdint>
 
-#include "runtime/thread_pool.h"
-
 namespace octavo {
 
 constexpr int kMaxBlockValues = 256;
@@ -34,8 +32,8 @@ struct BlockFormat {
 // nullptr where the name is unknown.
 const BlockFormat* find_block_format(const char* name);
 
-// rows x blocks_per_row blocks, rows one after the other, to float32 in the same order.
-void dequantize(ThreadPool& pool, const BlockFormat& format, const std::uint8_t* data,
-                std::int64_t rows, std::int64_t blocks_per_row, float* out);
+// Blocks one after the other, to float32 in the same order.
+void dequantize(const BlockFormat& format, const std::uint8_t* data, std::int64_t num_blocks,
+                float* out);
 
 }  // namespace octavo

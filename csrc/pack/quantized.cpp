@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "simd/common.h"
+#include "simd/generic.h"
 
 namespace octavo {
 namespace {
@@ -12,6 +12,7 @@ namespace {
 using u8 = std::uint8_t;
 
 constexpr int kMaxGroup = 64;
+static_assert(kLanes == kQuad);
 
 // float16, round to nearest even; too large becomes infinite.
 std::uint16_t to_half(float x) {
@@ -64,14 +65,29 @@ void put_group(const WeightTraits& t, const u8* codes, float scale, float min, i
   if (t.has_min) put_scale(t, min, column, scales + kPanel * t.scale_bytes);
 }
 
+// Of a whole number of quads.
 float magnitude(const float* x, std::int64_t count) {
-  float max = 0.0f;
-  for (std::int64_t i = 0; i < count; ++i) max = std::max(max, std::fabs(x[i]));
-  return max;
+  F32 max = set1(0.0f);
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    const F32 v = load(x + i);
+    max = vmax(vmax(v, set1(0.0f) - v), max);
+  }
+  return reduce_max(max);
 }
 
-// 0 for what is no number: its scale or its whole output is none, either.
-u8 to_code(float x) { return x == x ? static_cast<u8>(std::nearbyint(x)) : u8{0}; }
+// x rounded, from `low` to `high`; `low` for what is no number.
+F32 to_code(F32 x, float low, float high) {
+  return round_even(vmin(vmax(x, set1(low)), set1(high)));
+}
+
+void narrow(const std::int32_t* wide, int count, u8* codes) {
+  for (int i = 0; i < count; ++i) codes[i] = static_cast<u8>(wide[i]);
+}
+
+void store_wide(std::int32_t* p, F32 code) {
+  const I32x4 wide = __builtin_convertvector(code, I32x4);
+  std::memcpy(p, &wide, sizeof wide);
+}
 
 // Codes of scale * (code - zero_point), from the largest magnitude; returns the scale.
 float quantize_symmetric(const WeightTraits& t, const float* x, int count, float max, u8* codes) {
@@ -79,10 +95,12 @@ float quantize_symmetric(const WeightTraits& t, const float* x, int count, float
   float scale = max / limit;
   if (t.scale_bytes == 2) scale = half_to_float(to_half(scale));
   const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-  for (int i = 0; i < count; ++i) {
-    const float code = std::nearbyint(std::clamp(x[i] * inverse, -limit, limit));
-    codes[i] = to_code(code + static_cast<float>(t.zero_point));
+  const F32 zero_point = set1(static_cast<float>(t.zero_point));
+  std::int32_t wide[kMaxGroup];
+  for (int i = 0; i < count; i += kLanes) {
+    store_wide(wide + i, to_code(load(x + i) * inverse, -limit, limit) + zero_point);
   }
+  narrow(wide, count, codes);
   return scale;
 }
 
@@ -90,28 +108,32 @@ struct Affine {
   float scale, min;
 };
 
-// Codes of scale * code + min; returns the sum of squared errors.
-float round_affine(const float* x, int count, int levels, Affine a, u8* codes) {
+// Codes of scale * code + min, as numbers; returns the sum of squared errors. Sums over a group are
+// four, of every fourth element, added at the end.
+float round_affine(const float* x, int count, float levels, Affine a, float* codes) {
   const float inverse = a.scale > 0.0f ? 1.0f / a.scale : 0.0f;
-  float error = 0.0f;
-  for (int i = 0; i < count; ++i) {
-    codes[i] = to_code(std::clamp((x[i] - a.min) * inverse, 0.0f, static_cast<float>(levels)));
-    const float difference = a.scale * static_cast<float>(codes[i]) + a.min - x[i];
+  F32 error = set1(0.0f);
+  for (int i = 0; i < count; i += kLanes) {
+    const F32 v = load(x + i), code = to_code((v - a.min) * inverse, 0.0f, levels);
+    const F32 difference = a.scale * code + a.min - v;
+    store(codes + i, code);
     error += difference * difference;
   }
-  return error;
+  return reduce_add(error);
 }
 
 // Scale and minimum that fit x to given codes best (least squares).
-Affine fit(const float* x, int count, const u8* codes, Affine fallback) {
-  float n = static_cast<float>(count), q = 0, qq = 0, v = 0, qv = 0;
-  for (int i = 0; i < count; ++i) {
-    const float code = static_cast<float>(codes[i]);
-    q += code;
-    qq += code * code;
-    v += x[i];
-    qv += code * x[i];
+Affine fit(const float* x, int count, const float* codes, Affine fallback) {
+  F32 sum_q = set1(0.0f), sum_qq = sum_q, sum_v = sum_q, sum_qv = sum_q;
+  for (int i = 0; i < count; i += kLanes) {
+    const F32 code = load(codes + i), value = load(x + i);
+    sum_q += code;
+    sum_qq += code * code;
+    sum_v += value;
+    sum_qv += code * value;
   }
+  const float n = static_cast<float>(count), q = reduce_add(sum_q), qq = reduce_add(sum_qq);
+  const float v = reduce_add(sum_v), qv = reduce_add(sum_qv);
   const float determinant = n * qq - q * q;
   if (determinant <= 0.0f) return fallback;
   const Affine a{(n * qv - q * v) / determinant, (qq * v - q * qv) / determinant};
@@ -125,23 +147,30 @@ Affine stored(const WeightTraits& t, Affine a) {
 
 // Starts from the extremes, and from ranges that clip them a little; each is refined once.
 Affine quantize_affine(const WeightTraits& t, const float* x, int count, u8* codes) {
-  const auto [low, high] = std::minmax_element(x, x + count);
-  const int levels = (1 << t.bits) - 1;
-  const float range = *high - *low, steps = static_cast<float>(levels);
-  Affine best = stored(t, {range / steps, *low});
-  float least = round_affine(x, count, levels, best, codes);
-  u8 trial[kMaxGroup];
+  F32 lows = load(x), highs = lows;
+  for (int i = kLanes; i < count; i += kLanes) {
+    lows = vmin(lows, load(x + i));
+    highs = vmax(highs, load(x + i));
+  }
+  const float low = -reduce_max(set1(0.0f) - lows), range = reduce_max(highs) - low;
+  const float levels = static_cast<float>((1 << t.bits) - 1);
+  Affine best = stored(t, {range / levels, low});
+  float best_codes[kMaxGroup], trial[kMaxGroup];
+  float least = round_affine(x, count, levels, best, best_codes);
   for (const float clip : {0.0f, 0.03f, 0.06f, 0.1f, 0.15f}) {
-    const Affine start{range * (1.0f - 2.0f * clip) / steps, *low + range * clip};
+    const Affine start{range * (1.0f - 2.0f * clip) / levels, low + range * clip};
     round_affine(x, count, levels, start, trial);
     const Affine refined = stored(t, fit(x, count, trial, start));
     const float error = round_affine(x, count, levels, refined, trial);
     if (error < least) {
       least = error;
       best = refined;
-      std::copy(trial, trial + count, codes);
+      std::copy(trial, trial + count, best_codes);
     }
   }
+  std::int32_t wide[kMaxGroup];
+  for (int i = 0; i < count; i += kLanes) store_wide(wide + i, load(best_codes + i));
+  narrow(wide, count, codes);
   return best;
 }
 
@@ -186,7 +215,7 @@ void quantize_row(const WeightTraits& t, const float* row, std::int64_t k, int c
   float x[kMaxGroup];
   const int group = t.group;
   const bool scale_apart = t.scale_bytes == 0;
-  const float row_max = scale_apart ? magnitude(row, k) : 0.0f;
+  const float row_max = scale_apart ? magnitude(row, (k + kQuad - 1) / kQuad * kQuad) : 0.0f;
   for (std::int64_t start = 0; start < k; start += group) {
     const int count = static_cast<int>(std::min<std::int64_t>(group, k - start));
     std::copy(row + start, row + start + count, x);

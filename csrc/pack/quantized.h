@@ -6,6 +6,8 @@
 
 namespace octavo {
 
+constexpr std::int64_t kQuad = 4;  // floats that are read at once
+
 const WeightTraits& traits_of(WeightFormat format);
 
 // Bytes of one panel of a quantized format.
@@ -18,9 +20,9 @@ bool can_hold(const WeightTraits& traits, const BlockFormat& format);
 void pack_blocks(const WeightTraits& traits, const BlockFormat& format, const std::uint8_t* row,
                  std::int64_t num_blocks, int column, char* panel);
 
-// One row of k floats into one column of a panel, rounded to the format: symmetrically by the
-// largest magnitude, or, where there are minima, to scale and minimum of least squares. `scale` is
-// set for formats with one scale per row.
+// One row of k floats, followed by zeros up to a whole quad, into one column of a panel, rounded to
+// the format: symmetrically by the largest magnitude, or, where there are minima, to scale and
+// minimum of least squares. `scale` is set for formats with one scale per row.
 void quantize_row(const WeightTraits& traits, const float* row, std::int64_t k, int column,
                   char* panel, float* scale);
 

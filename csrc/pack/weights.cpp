@@ -174,7 +174,7 @@ void PackedLinear::pack_runs(ThreadPool& pool, std::int64_t first, std::int64_t 
 }
 
 void PackedLinear::quantize_run(const SourceRows& rows, const Run& run, char* panel) {
-  std::vector<float> values(rows.columns);
+  std::vector<float> values(round_to(rows.columns, kQuad));
   for (int i = 0; i < run.count; ++i) {
     const std::int64_t column = run.column + i;
     copy_row(rows, run.source + i, values.data());
@@ -188,29 +188,38 @@ void PackedLinear::put_rows(ThreadPool& pool, std::int64_t first, const SourceRo
   require(
       rows.columns == weight_.k && first >= 0 && rows.rows >= 0 && first + rows.rows <= weight_.n,
       "rows do not fit the linear weight");
-  pack_runs(pool, first, rows.rows, [&](const Run& run, char* panel) {
-    const std::int64_t c = run.column % kPanel;
-    if (weight_.format == WeightFormat::kF32) {
-      pack_columns<float, 1>(rows, run.source, run.count, reinterpret_cast<float*>(panel) + c);
-    } else if (weight_.format == WeightFormat::kBf16) {
-      pack_columns<bf16, 2>(rows, run.source, run.count, reinterpret_cast<bf16*>(panel) + c * 2);
-    } else {
-      quantize_run(rows, run, panel);
-    }
-  });
+  pack_runs(pool, first, rows.rows,
+            [&](const Run& run, char* panel) { pack_run(rows, run, panel); });
+}
+
+void PackedLinear::pack_run(const SourceRows& rows, const Run& run, char* panel) {
+  const std::int64_t c = run.column % kPanel;
+  if (weight_.format == WeightFormat::kF32) {
+    pack_columns<float, 1>(rows, run.source, run.count, reinterpret_cast<float*>(panel) + c);
+  } else if (weight_.format == WeightFormat::kBf16) {
+    pack_columns<bf16, 2>(rows, run.source, run.count, reinterpret_cast<bf16*>(panel) + c * 2);
+  } else {
+    quantize_run(rows, run, panel);
+  }
 }
 
 void PackedLinear::put_blocks(ThreadPool& pool, std::int64_t first, const SourceBlocks& blocks) {
   const BlockFormat& format = *blocks.format;
   const WeightTraits& traits = traits_of(weight_.format);
-  require(blocks.blocks_per_row * format.values == weight_.k && first >= 0 && blocks.rows >= 0 &&
-              first + blocks.rows <= weight_.n,
-          "rows do not fit the linear weight");
-  require(can_hold(traits, format), "the weight's format cannot hold these blocks exactly");
-  const std::int64_t row_bytes = blocks.blocks_per_row * format.bytes;
+  const std::int64_t k = weight_.k;
+  require(
+      blocks.columns() == k && first >= 0 && blocks.rows >= 0 && first + blocks.rows <= weight_.n,
+      "rows do not fit the linear weight");
+  const bool held = can_hold(traits, format);
   pack_runs(pool, first, blocks.rows, [&](const Run& run, char* panel) {
+    if (!held) {  // a panel's rows at a time: their values stay in the cache
+      const std::unique_ptr<float[]> values(new float[run.count * k]);
+      blocks.dequantize_rows(run.source, run.count, values.get());
+      return pack_run({values.get(), DType::kF32, run.count, k, k}, {0, run.column, run.count},
+                      panel);
+    }
     for (int i = 0; i < run.count; ++i) {
-      pack_blocks(traits, format, blocks.data + (run.source + i) * row_bytes, blocks.blocks_per_row,
+      pack_blocks(traits, format, blocks.row(run.source + i), blocks.blocks_per_row,
                   static_cast<int>(run.column % kPanel) + i, panel);
     }
   });
@@ -234,19 +243,38 @@ void PackedTable::swap(PackedTable& other) {
   std::swap(data_, other.data_);
 }
 
-void PackedTable::put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows) {
-  require(rows.columns == columns_ && first >= 0 && rows.rows >= 0 && first + rows.rows <= rows_,
+void PackedTable::check_rows(std::int64_t first, std::int64_t rows, std::int64_t columns) const {
+  require(columns == columns_ && first >= 0 && rows >= 0 && first + rows <= rows_,
           "rows do not fit the embedding table");
   require(is_loaded(), "this table is unloaded");
+}
+
+void PackedTable::put_row(const SourceRows& rows, std::int64_t row, std::int64_t to) {
+  if (dtype_ == DType::kF32) {
+    copy_row(rows, row, reinterpret_cast<float*>(data_.data) + to * ld_);
+  } else {
+    copy_row(rows, row, reinterpret_cast<bf16*>(data_.data) + to * ld_);
+  }
+}
+
+void PackedTable::put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows) {
+  check_rows(first, rows.rows, rows.columns);
   pool.run([&](int thread) {
     const std::int64_t begin = rows.rows * thread / pool.num_threads();
     const std::int64_t end = rows.rows * (thread + 1) / pool.num_threads();
+    for (std::int64_t i = begin; i < end; ++i) put_row(rows, i, first + i);
+  });
+}
+
+void PackedTable::put_blocks(ThreadPool& pool, std::int64_t first, const SourceBlocks& blocks) {
+  check_rows(first, blocks.rows, blocks.columns());
+  pool.run([&](int thread) {
+    const std::int64_t begin = blocks.rows * thread / pool.num_threads();
+    const std::int64_t end = blocks.rows * (thread + 1) / pool.num_threads();
+    std::vector<float> values(columns_);
     for (std::int64_t i = begin; i < end; ++i) {
-      if (dtype_ == DType::kF32) {
-        copy_row(rows, i, reinterpret_cast<float*>(data_.data) + (first + i) * ld_);
-      } else {
-        copy_row(rows, i, reinterpret_cast<bf16*>(data_.data) + (first + i) * ld_);
-      }
+      blocks.dequantize_rows(i, 1, values.data());
+      put_row({values.data(), DType::kF32, 1, columns_, columns_}, 0, first + i);
     }
   });
 }

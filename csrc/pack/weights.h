@@ -31,6 +31,15 @@ struct SourceBlocks {
   const std::uint8_t* data;
   std::int64_t rows;
   std::int64_t blocks_per_row;
+
+  std::int64_t columns() const { return blocks_per_row * format->values; }
+  const std::uint8_t* row(std::int64_t i) const {
+    return data + i * blocks_per_row * format->bytes;
+  }
+  // `count` rows from `first` on, as float32.
+  void dequantize_rows(std::int64_t first, std::int64_t count, float* out) const {
+    dequantize(*format, row(first), count * blocks_per_row, out);
+  }
 };
 
 // Programs read weights through these objects, in every step anew: `swap` puts other weights of the
@@ -59,7 +68,7 @@ class PackedLinear : public Packed {
   // Logical output rows [first, first + rows.rows). Gated: first all gate rows, then all up rows.
   // Quantized formats round (pack/quantized.h).
   void put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows);
-  // The same for rows of GGUF blocks, whose values the format must hold exactly.
+  // The same for rows of GGUF blocks: repacked where the format holds them exactly.
   void put_blocks(ThreadPool& pool, std::int64_t first, const SourceBlocks& blocks);
   void put_bias(std::int64_t first, const float* bias, std::int64_t count);
 
@@ -74,6 +83,7 @@ class PackedLinear : public Packed {
   std::vector<Run> runs_of(std::int64_t first, std::int64_t rows) const;
   template <class Pack>
   void pack_runs(ThreadPool& pool, std::int64_t first, std::int64_t rows, const Pack& pack);
+  void pack_run(const SourceRows& rows, const Run& run, char* panel);
   void quantize_run(const SourceRows& rows, const Run& run, char* panel);
 
   bool gated_;
@@ -97,8 +107,12 @@ class PackedTable : public Packed {
   void swap(PackedTable& other);
 
   void put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows);
+  void put_blocks(ThreadPool& pool, std::int64_t first, const SourceBlocks& blocks);
 
  private:
+  void check_rows(std::int64_t first, std::int64_t rows, std::int64_t columns) const;
+  void put_row(const SourceRows& rows, std::int64_t row, std::int64_t to);
+
   DType dtype_;
   std::int64_t rows_, columns_, ld_;
   Allocation data_;

@@ -13,7 +13,10 @@ KvView kv_view(const KvLayer& kv, DType dtype) {
   const std::int64_t head = 2 * kBlockSize * kv.head_dim * element_bytes(dtype);
   require(kv.num_kv_heads * head <= kv.cache->page_bytes(), "KV pages are too small for the heads");
   require(kv.tensor >= 0 && kv.tensor < kv.cache->num_tensors(), "KV tensor out of range");
-  return {kv.cache->tensor(kv.tensor), kv.cache->page_bytes(), head, static_cast<int>(kv.group)};
+  KvView view = kv.cache->tensor(kv.tensor);
+  view.head_bytes = head;
+  view.group = static_cast<int>(kv.group);
+  return view;
 }
 
 }  // namespace

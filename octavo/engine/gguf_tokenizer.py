@@ -120,6 +120,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
     ends = [eos, *(vocabulary.token_id(f"{name}_token_id") for name in ("eot", "eom"))]
     return TokenizerParts(
         core=core,
+        vocab_size=core.get_vocab_size(with_added_tokens=True),  # ids without a hole
         bos_token_id=bos,
         eos_token_ids=list(dict.fromkeys(i for i in ends if i is not None)),
         special_tokens=vocabulary.special_spellings(),
@@ -163,12 +164,24 @@ class _Vocabulary:
         return value
 
     def merges(self) -> list[tuple[str, str]]:
-        pairs = [tuple(merge.split(" ", 1)) for merge in self._strings("merges")]
+        """As the file says; `bpe` looks at them."""
+        return [tuple(merge.split(" ", 1)) for merge in self._strings("merges")]  # type: ignore[misc]
+
+    def bpe(self, merges: list[tuple[str, str]], **options: Any) -> models.BPE:
+        """The model of these merges. The library checks that they are of two tokens and give one;
+        which one does not is looked for when it refuses."""
         ids = self.ids
-        for pair in pairs:
-            if len(pair) != 2 or not (pair[0] in ids and pair[1] in ids and "".join(pair) in ids):
-                raise TokenizerError(f"{self.where}: merge {' '.join(pair)!r} is not of two tokens")
-        return pairs  # type: ignore[return-value]
+        try:
+            return models.BPE(ids, merges, **options)
+        except Exception as error:  # the library raises plain Exception
+            for pair in merges:
+                known = len(pair) == 2 and all(part in ids for part in (*pair, "".join(pair)))
+                if not known:
+                    merge = " ".join(pair)
+                    raise TokenizerError(
+                        f"{self.where}: merge {merge!r} is not of two tokens"
+                    ) from error
+            raise TokenizerError(f"{self.where}: no tokenizer comes of it: {error}") from error
 
     def scores(self) -> list[float]:
         return self._numbers("scores", 0.0)
@@ -214,9 +227,7 @@ def _byte_level_bpe(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
             f"{vocabulary.where}: tokenizer.ggml.pre={name!r} is not supported; supported: "
             f"{', '.join(sorted(PRE_TOKENIZERS))}"
         )
-    core = Tokenizer(
-        models.BPE(vocabulary.ids, vocabulary.merges(), ignore_merges=pre.ignore_merges)
-    )
+    core = Tokenizer(vocabulary.bpe(vocabulary.merges(), ignore_merges=pre.ignore_merges))
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
             *(pre_tokenizers.Split(Regex(p), "isolated") for p in pre.patterns),
@@ -232,8 +243,7 @@ def _sentencepiece_bpe(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     pairs of tokens whose union is a token, by the union's score, then by its id."""
     unknown = vocabulary.token_id("unknown_token_id")
     core = Tokenizer(
-        models.BPE(
-            vocabulary.ids,
+        vocabulary.bpe(
             _merges_by_score(vocabulary),
             unk_token=None if unknown is None else vocabulary.tokens[unknown],
             fuse_unk=True,

@@ -82,8 +82,10 @@ class Tokenizer:
         self._special_tokens = parts.special_tokens
         sources = parts.chat_templates if chat_template is None else {"default": chat_template}
         self._chat_templates = {name: ChatTemplate(source) for name, source in sources.items()}
-        self._vocab = parts.core.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(self._vocab.values(), default=-1) + 1
+        if parts.vocab_size is None:
+            self.vocab_size = max(self._vocab.values(), default=-1) + 1
+        else:
+            self.vocab_size = parts.vocab_size
         self.bos_token_id = parts.bos_token_id
         self.eos_token_ids = parts.eos_token_ids
         self.all_special_ids = self._special.ids
@@ -207,6 +209,11 @@ class Tokenizer:
                 param="messages",
             )
         return templates["default"]
+
+    @cached_property
+    def _vocab(self) -> dict[str, int]:
+        vocab: dict[str, int] = self._core.get_vocab(with_added_tokens=True)
+        return vocab
 
     @cached_property
     def _bytes(self) -> list[bytes]:

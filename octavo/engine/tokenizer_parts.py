@@ -14,6 +14,7 @@ class TokenizerParts:
 
     Attributes:
         core: encodes and decodes; its post-processor adds BOS and EOS as the model wants them.
+        vocab_size: its ids are below; None: it is to be asked for all of them, which takes longer.
         bos_token_id: None where the model has none.
         eos_token_ids: ids that end a text.
         special_tokens: what chat templates see: "bos_token", "eos_token" … → spelling.
@@ -22,6 +23,7 @@ class TokenizerParts:
     """
 
     core: Tokenizer
+    vocab_size: int | None = None
     bos_token_id: int | None
     eos_token_ids: list[int]
     special_tokens: Mapping[str, str] = field(default_factory=dict)

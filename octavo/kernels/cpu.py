@@ -115,14 +115,8 @@ class CpuBackend(Backend):
         packed = _cpu.PackedLinear(self._device, format.value, n, k, gated, bias is not None)
         first = 0
         for part in parts:
-            if format.holds(part.dtype):
-                blocks = np.ascontiguousarray(part.data)
-                packed.put_blocks(self._device, first, part.dtype.value, blocks)
-                first += len(blocks)
-                continue
-            for rows in self._row_chunks(part):
-                packed.put_rows(self._device, first, rows)
-                first += len(rows)
+            self._put(packed, first, part)
+            first += part.shape[0]
         first = 0
         for part in bias or ():
             values = np.ascontiguousarray(part.to_float32(), dtype=np.float32)
@@ -132,23 +126,18 @@ class CpuBackend(Backend):
             raise KernelError(f"bias has {first} values for {n} outputs")
         return Weight(packed, (n, k), packed.nbytes, format)
 
-    def _row_chunks(self, tensor: HostTensor) -> Iterator[np.ndarray]:
-        """Rows of a matrix, a few at a time: float32, or uint16 where it is bfloat16. Block formats
-        are dequantized natively, to the values that `HostTensor.to_float32` gives."""
-        rows, columns = tensor.shape
-        step = max(32, _CHUNK_ELEMENTS // max(columns, 1) // 32 * 32)
-        for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            data = np.ascontiguousarray(tensor.data[start:stop])
-            if tensor.dtype is DType.BF16:
-                yield data
-            elif tensor.dtype.is_block_format:
-                values = np.empty((stop - start, columns), np.float32)
-                _cpu.dequantize(self._device, tensor.dtype.value, data, values)
-                yield values
-            else:
-                part = HostTensor(data, tensor.dtype, (stop - start, columns))
-                yield np.ascontiguousarray(part.to_float32(), dtype=np.float32)
+    def _put(
+        self, packed: _cpu.PackedLinear | _cpu.PackedTable, first: int, tensor: HostTensor
+    ) -> None:
+        """Fill rows of a packed weight from `first` on. Blocks that it does not hold are
+        dequantized natively, to the values that `HostTensor.to_float32` gives."""
+        if tensor.dtype.is_block_format:
+            blocks = np.ascontiguousarray(tensor.data)
+            packed.put_blocks(self._device, first, tensor.dtype.value, blocks)
+            return
+        for rows in _row_chunks(tensor):
+            packed.put_rows(self._device, first, rows)
+            first += len(rows)
 
     def pack_embedding(self, table: HostTensor, *, format: WeightFormat | None = None) -> Weight:
         if len(table.shape) != 2:
@@ -156,10 +145,7 @@ class CpuBackend(Backend):
         if format is not None:
             return self.pack_linear([table], format=format)
         packed = _cpu.PackedTable(self._device, self.dtype.value, *table.shape)
-        first = 0
-        for rows in self._row_chunks(table):
-            packed.put_rows(self._device, first, rows)
-            first += len(rows)
+        self._put(packed, 0, table)
         return Weight(packed, table.shape, packed.nbytes)
 
     def pack_vector(self, vector: HostTensor) -> Weight:
@@ -202,6 +188,20 @@ class CpuBackend(Backend):
 
     def close(self) -> None:
         self._device.close()
+
+
+def _row_chunks(tensor: HostTensor) -> Iterator[np.ndarray]:
+    """Rows of a matrix, a few at a time: float32, or uint16 where it is bfloat16."""
+    rows, columns = tensor.shape
+    step = max(32, _CHUNK_ELEMENTS // max(columns, 1) // 32 * 32)
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        data = np.ascontiguousarray(tensor.data[start:stop])
+        if tensor.dtype is DType.BF16:
+            yield data
+        else:
+            part = HostTensor(data, tensor.dtype, (stop - start, columns))
+            yield np.ascontiguousarray(part.to_float32(), dtype=np.float32)
 
 
 class CpuKVCache(KVCache):

@@ -149,12 +149,13 @@ class _Case:
 def _cases(config: EngineConfig, options: KernelOptions) -> Iterator[_Case]:
     shapes = options.shapes()
     for name in options.formats:
-        with step_lab(_in_format(config, name), list(shapes.values())) as lab:
+        with step_lab(in_format(config, name), list(shapes.values())) as lab:
             for step, shape in shapes.items():
                 yield _Case(format=name, step=step, shape=shape, lab=lab)
 
 
-def _in_format(config: EngineConfig, name: str) -> EngineConfig:
+def in_format(config: EngineConfig, name: str) -> EngineConfig:
+    """The configuration with the weights in one of `FORMATS`. Raises ConfigError."""
     if name not in FORMATS:
         raise ConfigError(f"format={name!r} must be one of {', '.join(FORMATS)}")
     return replace(config, model=replace(config.model, **FORMATS[name])).checked()

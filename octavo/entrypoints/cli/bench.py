@@ -249,6 +249,23 @@ def step(
     _print(run_steps(engine, options), as_json, output)
 
 
+@app.command("startup")
+@engine_options
+def startup(
+    engine: EngineConfig,
+    format: Formats = ["auto", "bfloat16", "int8", "int4"],  # noqa: B006
+    repeats: Annotated[int, _count("Fresh processes of each format.")] = 5,
+    as_json: Json = False,
+    output: Output = None,
+) -> None:
+    """Seconds from a fresh process to an engine and its first token, in process and as a server."""
+    from octavo.entrypoints.bench.startup import StartupOptions, run
+
+    fetch_model(engine.model)
+    report = run(engine, StartupOptions(formats=tuple(format), repeats=repeats))
+    _print(report, as_json, output)
+
+
 def _kernel_options(
     formats: list[str], batch_sizes: list[int], context_len: int, prefill_len: int, repeats: int
 ) -> KernelOptions:
