@@ -10,7 +10,7 @@ from octavo.core.request import Request
 
 
 class HookChain:
-    """All hooks, asked in order. Every hook hears of every event."""
+    """All hooks, asked in order. Every hook hears of every event that it has a method for."""
 
     def __init__(self, hooks: Sequence[SchedulerHook]) -> None:
         self._hooks = tuple(hooks)
