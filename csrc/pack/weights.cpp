@@ -1,6 +1,7 @@
 #include "pack/weights.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -157,17 +158,17 @@ std::vector<PackedLinear::Run> PackedLinear::runs_of(std::int64_t first, std::in
   return runs;
 }
 
-// pack(run, panel) of every run, on all threads.
+// pack(run, panel) of every run. Threads take runs as they come: while a model is loaded, others are
+// likely to be at work on the machine.
 template <class Pack>
 void PackedLinear::pack_runs(ThreadPool& pool, std::int64_t first, std::int64_t rows,
                              const Pack& pack) {
   require(is_loaded(), "this linear weight is unloaded");
   const std::vector<Run> runs = runs_of(first, rows);
   const std::int64_t num_runs = static_cast<std::int64_t>(runs.size());
-  pool.run([&](int thread) {
-    const std::int64_t begin = num_runs * thread / pool.num_threads();
-    const std::int64_t end = num_runs * (thread + 1) / pool.num_threads();
-    for (std::int64_t r = begin; r < end; ++r) {
+  std::atomic<std::int64_t> next{0};
+  pool.run([&](int) {
+    for (std::int64_t r; (r = next.fetch_add(1, std::memory_order_relaxed)) < num_runs;) {
       pack(runs[r], panels_.data + runs[r].column / kPanel * weight_.panel_bytes);
     }
   });

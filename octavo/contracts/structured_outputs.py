@@ -19,7 +19,8 @@ MAX_GRAMMAR_CHARS = 1 << 18
 MAX_JSON_DEPTH = 64
 MAX_CHOICES = 4096
 
-_PARAM = "structured_outputs"
+GRAMMAR_PARAM = "structured_outputs"
+"""`param` of all errors that are about a grammar."""
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 GrammarKind = Literal["json", "regex", "lark", "gbnf"]
@@ -117,7 +118,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def _error(message: str) -> RequestError:
-    return RequestError(message, param=_PARAM)
+    return RequestError(message, param=GRAMMAR_PARAM)
 
 
 def _check_text(name: str, text: Any, *, optional: bool = False) -> None:
@@ -127,6 +128,10 @@ def _check_text(name: str, text: Any, *, optional: bool = False) -> None:
         raise _error(f"{name}={shown(text)} must be a string that is not empty")
     if len(text) > MAX_GRAMMAR_CHARS:
         raise _error(f"{name} has {len(text)} characters; at most {MAX_GRAMMAR_CHARS}")
+    _check_unicode(name, text)
+
+
+def _check_unicode(name: str, text: str) -> None:
     if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
         raise _error(f"{name}={shown(text)} holds half a surrogate pair, which no text has")
 
@@ -142,6 +147,8 @@ def _json_text(name: str, value: Any) -> str:
         if not isinstance(parsed, (dict, bool)):
             raise _error(f"{name}={shown(value)} must be a JSON object")
         text = value
+        if "\\u" in text:  # an escape may be what no text has
+            _check_unicode(name, json.dumps(parsed, ensure_ascii=False))
     elif isinstance(value, Mapping):
         parsed = value
         try:

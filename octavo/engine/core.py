@@ -30,6 +30,7 @@ from octavo.contracts.pause_mode import PauseMode
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.step import RunnerOutput, SchedulerOutput
+from octavo.contracts.structured_outputs import GRAMMAR_PARAM
 from octavo.core.block_hash import load_hash_secret
 from octavo.core.pause import PauseState
 from octavo.core.scheduler import Scheduler
@@ -123,7 +124,7 @@ class EngineCore:
         if request.grammar is not None and self._structured is None:
             raise RequestError(
                 "structured outputs need the model's tokenizer, which this engine was not given",
-                param="structured_outputs",
+                param=GRAMMAR_PARAM,
             )
         self.scheduler.add_request(request)
         arrival = request.arrival_time or time.monotonic()
@@ -376,7 +377,7 @@ def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
         raise RequestError("the front end must give a seed", param="seed")
     if params.structured_outputs is not None:
         raise RequestError(
-            "structured_outputs must come as the request's grammar", param="structured_outputs"
+            "structured_outputs must come as the request's grammar", param=GRAMMAR_PARAM
         )
     params.check_vocabulary(vocab_size)
 

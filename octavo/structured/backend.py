@@ -19,6 +19,11 @@ STACK_BYTES = 256 << 20
 Only what is used is ever touched."""
 
 _MAX_ERROR_CHARS = 400
+_PLAIN = {
+    "NoExtensionBias": "nothing can begin a text of it; a schema or a rule that refers to itself "
+    "alone has none",
+}
+"""llguidance's words for programmers."""
 
 
 class GrammarError(Exception):
@@ -74,6 +79,7 @@ def compile_text(tokenizer: LLTokenizer, text: str) -> LLMatcher:
 def clean_error(text: str) -> str:
     """llguidance's message without backtraces, and not longer than a user reads."""
     text = text.partition("\n<backtrace>")[0].partition("\n<non-verbose/>")[0].strip()
+    text = _PLAIN.get(text, text)
     half = _MAX_ERROR_CHARS // 2
     return text if len(text) <= _MAX_ERROR_CHARS else f"{text[:half]} … {text[-half:]}"
 

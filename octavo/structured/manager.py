@@ -21,6 +21,7 @@ import numpy as np
 from octavo.contracts.features import Admission, HookRequest, SchedulerHook
 from octavo.contracts.messages import ServiceClass
 from octavo.contracts.step import GrammarOutput, SchedulerOutput
+from octavo.contracts.structured_outputs import GRAMMAR_PARAM
 from octavo.structured.backend import clean_error
 from octavo.structured.compiler import GrammarCompiler
 from octavo.structured.turns import TimeShare, Turns
@@ -80,7 +81,8 @@ class StructuredOutputs(SchedulerHook):
         vocab_size: columns of the logits.
     """
 
-    name = error_param = "structured_outputs"
+    name = "structured_outputs"
+    error_param = GRAMMAR_PARAM
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], *, vocab_size: int) -> None:
         self._compiler = GrammarCompiler(vocabulary)

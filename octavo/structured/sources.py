@@ -6,7 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.contracts.structured_outputs import GrammarSource, StructuredOutputsParams
+from octavo.contracts.structured_outputs import (
+    GRAMMAR_PARAM,
+    GrammarSource,
+    StructuredOutputsParams,
+)
 from octavo.errors import RequestError, shown
 
 DEFAULT_WHITESPACE = r"( |\r?\n[ \t]{0,15})"
@@ -62,7 +66,7 @@ def _with_options(schema: Any, params: StructuredOutputsParams) -> str:
     own = schema.get("x-guidance", {})
     if not isinstance(own, dict):
         raise RequestError(
-            f"x-guidance={shown(own)} of a schema must be an object", param="structured_outputs"
+            f"x-guidance={shown(own)} of a schema must be an object", param=GRAMMAR_PARAM
         )
     options |= own
     if params.whitespace_pattern is not None:
@@ -132,7 +136,7 @@ def _tag_error(what: str) -> RequestError:
         f"structural_tag {what}; it must be "
         '{"type": "structural_tag", "structures": [{"begin": text, "schema": object, "end": text}, '
         '…], "triggers": [text, …]}, every begin starting with a trigger',
-        param="structured_outputs",
+        param=GRAMMAR_PARAM,
     )
 
 

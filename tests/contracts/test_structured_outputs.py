@@ -67,6 +67,8 @@ def test_schemas_become_text_in_their_order() -> None:
         ({"regex": ""}, "must be a string that is not empty"),
         ({"regex": 5}, "must be a string"),
         ({"regex": "a\ud800"}, "surrogate"),
+        ({"json": '{"const": "\\ud800"}'}, "surrogate"),
+        ({"structural_tag": '{"triggers": ["\\udc00"]}'}, "surrogate"),
         ({"grammar": "a" * (MAX_GRAMMAR_CHARS + 1)}, "characters; at most 262144"),
         ({"choice": []}, "at least one string"),
         ({"choice": "ab"}, "at least one string"),

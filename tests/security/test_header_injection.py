@@ -34,14 +34,20 @@ async def test_bare_line_ends_make_no_second_header() -> None:
     async with serving(api_key=["k"]) as s:
         for middle in (b"\n", b"\r", b"\r\n ", b"\x0b", b"\x85"):
             data = (
-                b"GET /v1/models HTTP/1.1\r\nx-a: b" + middle + b"authorization: Bearer k\r\n\r\n"
+                b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-a: b"
+                + middle
+                + b"authorization: Bearer k\r\n\r\n"
             )
             if (
                 middle != b"\n"
             ):  # which some parsers take for the end of a line: a header it is then
                 assert (await s.raw(data)).status in (400, 401), middle
             reader, writer = await s.connect()
-            writer.write(b"GET /health HTTP/1.1\r\nx-request-id: a" + middle + b"x-evil: 1\r\n\r\n")
+            writer.write(
+                b"GET /health HTTP/1.1\r\nhost: x\r\nx-request-id: a"
+                + middle
+                + b"x-evil: 1\r\n\r\n"
+            )
             head = await reader.readuntil(b"\r\n\r\n")
             await close(writer)
             assert b"x-evil" not in head

@@ -23,6 +23,20 @@ def test_errors_are_for_users() -> None:
     assert clean_error("why\n<non-verbose/>") == "why"
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"$ref": "#"}',
+        '{"oneOf": [{"$ref": "#"}]}',
+        '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}',
+    ],
+)
+def test_a_schema_of_itself_alone(schema: str) -> None:
+    matcher = matcher_of(GrammarSource("json", schema))
+    matcher.compute_bitmask()
+    assert "refers to itself alone" in clean_error(matcher.get_error())
+
+
 def test_a_grammar_that_grows_too_complex_stops() -> None:
     matcher = matcher_of(GrammarSource("lark", 'start: a\na: a a | "x" |'))
     assert not follows(matcher, b"x" * 2000)

@@ -38,7 +38,7 @@ from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.chat import prepare_chat
 from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.errors import bad_request, json_response
-from octavo.entrypoints.openai.generation import UsageCounter, begin, check_finish, usage_of
+from octavo.entrypoints.openai.generation import UsageCounter, begin, usage_of
 from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.sse import EventStream, named_event
 
@@ -111,7 +111,7 @@ async def _events(generation: Generation) -> AsyncGenerator[bytes, None]:
                 )
                 data = named_event(MessageStart(message=message))
             for completion in output.outputs:
-                check_finish(completion)
+                generation.check_finish(completion)
                 events = blocks.take(generation.events(completion))
                 if completion.finished:
                     events += blocks.close()

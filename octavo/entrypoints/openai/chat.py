@@ -26,7 +26,6 @@ from octavo.entrypoints.openai.generation import (
     Generation,
     UsageCounter,
     begin,
-    check_finish,
     progress_of,
     stream_options,
     usage_of,
@@ -84,8 +83,12 @@ async def prepare_chat(
     *,
     max_tokens: int | None,
     logprobs: int | None,
+    format_field: str = "response_format",
 ) -> PreparedRequest:
     """A chat, in whatever API it was asked for.
+
+    Args:
+        format_field: how that API calls `response_format`.
 
     Raises:
         APIError, RequestError: what is wrong with the request.
@@ -108,6 +111,7 @@ async def prepare_chat(
         max_tokens=max_tokens,
         logprobs=logprobs,
         parsing=answer_parsing(request, model),
+        format_field=format_field,
     )
 
 
@@ -248,7 +252,7 @@ class _Chat:
         if self.with_ids:
             choice.token_ids = c.token_ids
         if c.finish_reason is not None:
-            check_finish(c)
+            self.generation.check_finish(c)
             parsed = self._parsed_of(c)
             choice.finish_reason = (
                 c.finish_reason if parsed is None else parsed.finish_reason(c.finish_reason)

@@ -18,7 +18,6 @@ from octavo.entrypoints.openai.generation import (
     Generation,
     UsageCounter,
     begin,
-    check_finish,
     progress_of,
     stream_options,
     usage_of,
@@ -229,7 +228,7 @@ class _Completion:
         choice = CompletionChoice(index=self._index(i, c), text="" if self.prompt_only else c.text)
         positions: list[Any] = [] if self.prompt_only else list(c.logprobs or ())
         if c.finish_reason is not None:
-            check_finish(c)
+            self.generation.check_finish(c)
             choice.finish_reason = "length" if self.prompt_only else c.finish_reason
             choice.stop_reason = None if self.prompt_only else c.stop_reason
         if self.with_ids:

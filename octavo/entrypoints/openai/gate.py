@@ -100,7 +100,7 @@ class Gate:
     ) -> None:
         key = None
         try:
-            _refuse_two_hosts(scope["headers"])
+            _check_host(scope)
             refuse_foreign_page(scope["method"], scope["headers"], self._server.config)
             if not is_open(scope["path"]) and len(self._server.keys):
                 key = self._server.keys.find(_given_key(scope["headers"]))
@@ -146,11 +146,14 @@ def _is_asked(scope: Scope) -> bool:
     return bool(scope.get("octavo.is_asked"))
 
 
-def _refuse_two_hosts(headers: Headers) -> None:
-    """Raise APIError 400 for more than one Host (RFC 9112, section 3.2): a proxy may have gone by
-    the other one."""
-    if sum(name == b"host" for name, _ in headers) > 1:
+def _check_host(scope: Scope) -> None:
+    """Raise APIError 400 for no Host in HTTP/1.1, and for more than one (RFC 9112, section 3.2): a
+    proxy may have gone by another one."""
+    num_hosts = sum(name == b"host" for name, _ in scope["headers"])
+    if num_hosts > 1:
         raise bad_request("the request has more than one Host header; send one")
+    if not num_hosts and scope["http_version"] != "1.0":
+        raise bad_request("the request has no Host header, which HTTP/1.1 needs; send one")
 
 
 def _given_key(headers: Headers) -> bytes:

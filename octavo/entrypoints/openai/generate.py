@@ -17,7 +17,6 @@ from octavo.entrypoints.openai.generation import (
     Generation,
     UsageCounter,
     begin,
-    check_finish,
     progress_of,
     stream_options,
     usage_of,
@@ -185,7 +184,7 @@ class _Answer:
 
     def _choice(self, c: CompletionOutput) -> GenerateChoice:
         if c.finish_reason is not None and c.finish_reason != "abort":
-            check_finish(c)
+            self._generation.check_finish(c)
         num_top, logprobs = self._fields.logprobs, None
         if num_top is not None and c.logprobs is not None:
             table = self._generation.model.tokens

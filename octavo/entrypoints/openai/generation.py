@@ -56,6 +56,16 @@ class Generation:
             return [Content(completion.text)] if completion.text else []
         return self.parsing.wanted(completion.events)
 
+    def check_finish(self, completion: CompletionOutput) -> None:
+        """Raise APIError for a completion that did not end by itself."""
+        if completion.finish_reason == "error" and completion.error_param is not None:
+            param = self._prepared.param_of(completion.error_param)
+            raise bad_request(completion.error or "the request is wrong", param)
+        if completion.finish_reason == "error":
+            raise APIError(500, completion.error or "the request failed", code="request_failed")
+        if completion.finish_reason == "abort":
+            raise aborted()
+
     async def prompt_texts(self) -> list[str]:
         """The prompts as the model sees them, special tokens included."""
         decode = partial(self.model.engine.tokenizer.decode, skip_special_tokens=False)
@@ -122,7 +132,7 @@ class Generation:
         if last is None:
             raise APIError(500, "the engine gave no output", code="internal_error")
         for completion in last.outputs:
-            check_finish(completion)
+            self.check_finish(completion)
         return last
 
     def _generate(self, i: int) -> AsyncGenerator[RequestOutput, None]:
@@ -215,16 +225,6 @@ def progress_of(i: int, output: RequestOutput) -> Progress | None:
         prompt_tokens=len(output.prompt_token_ids),
         prompt_tokens_processed=output.progress.num_computed_tokens,
     )
-
-
-def check_finish(completion: CompletionOutput) -> None:
-    """Raise APIError for a completion that did not end by itself."""
-    if completion.finish_reason == "error" and completion.error_param is not None:
-        raise bad_request(completion.error or "the request is wrong", completion.error_param)
-    if completion.finish_reason == "error":
-        raise APIError(500, completion.error or "the request failed", code="request_failed")
-    if completion.finish_reason == "abort":
-        raise aborted()
 
 
 def usage_of(

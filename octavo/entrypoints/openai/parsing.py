@@ -31,6 +31,9 @@ for 2.5 s. At these limits it is at most 0.15 s."""
 
 _MOST_PARAMS = 100
 _WHERE = re.compile(r" - at `(?P<path>[^`]*)`$")
+_HALF_PAIR = re.compile(
+    rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
 
@@ -112,7 +115,9 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
             "the body holds a number out of range: at most 1.7e308, an integer 4,300 digits"
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"the body is not valid JSON: {error}") from None
+        half = _HALF_PAIR.search(body)
+        why = error if half is None else f"{half[1].decode()} is half a surrogate pair"
+        raise bad_request(f"the body is not valid JSON: {why}") from None
     except RecursionError:
         raise _too_deep() from None
     if not isinstance(values, dict):

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from octavo.contracts.structured_outputs import GRAMMAR_PARAM
 from octavo.entrypoints.openai.beams import beam_search_params
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
 from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.state import MAX_CHOICES
+from octavo.entrypoints.openai.structured import grammar_field
 from octavo.entrypoints.openai.truncation import kept_tokens
+from octavo.errors import RequestError
 
 if TYPE_CHECKING:
     from octavo.contracts.beam_search_params import BeamSearchParams
@@ -36,6 +39,7 @@ class PreparedRequest:
             if the request has none, or what fits the model if that is less (or if there is no
             default, None). Of a beam search only n and max_tokens of `params` count.
         parsing: how the answers are taken apart; None: they are not.
+        grammar_field: the request's field that is at fault if a grammar is.
     """
 
     model: ServedModel
@@ -46,6 +50,11 @@ class PreparedRequest:
     priority: int
     cache_salt: str | None
     parsing: AnswerParsing | None
+    grammar_field: str
+
+    def param_of(self, param: str | None) -> str | None:
+        """The request's field for an error's `param`."""
+        return self.grammar_field if param == GRAMMAR_PARAM else param
 
 
 async def prepare(
@@ -59,6 +68,7 @@ async def prepare(
     default_max_tokens: int | None = None,
     prompt_logprobs: int | None = None,
     parsing: AnswerParsing | None = None,
+    format_field: str = "response_format",
     detokenize: bool = True,
 ) -> PreparedRequest:
     """Check all of a request, then read its prompts and check them.
@@ -104,10 +114,7 @@ async def prepare(
         ]
     else:
         params_of_prompts = [msgspec.structs.replace(beams, max_tokens=most) for most in limits]
-    await model.engine.check(
-        prompts, params_of_prompts, priority=priority, cache_salt=request.cache_salt
-    )
-    return PreparedRequest(
+    prepared = PreparedRequest(
         model=model,
         request_id=request_id,
         prompts=prompts,
@@ -116,7 +123,16 @@ async def prepare(
         priority=priority,
         cache_salt=request.cache_salt,
         parsing=parsing,
+        grammar_field=grammar_field(request, format_field),
     )
+    try:
+        await model.engine.check(
+            prompts, params_of_prompts, priority=priority, cache_salt=request.cache_salt
+        )
+    except RequestError as error:
+        error.param = prepared.param_of(error.param)
+        raise
+    return prepared
 
 
 def _check_num_choices(num_prompts: int, params: SamplingParams) -> None:

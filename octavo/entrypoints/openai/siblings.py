@@ -31,6 +31,7 @@ OWNED_PATHS = (
 )
 """Front end 0 answers these paths and all below them."""
 
+_HOST = (b"host", b"front-end")
 _ASKED = "/asked"
 """What the path begins with of a request by `ask_all`."""
 
@@ -134,7 +135,7 @@ async def _fetch(
     path: str, method: str, target: str, headers: list[tuple[bytes, bytes]], body: bytes
 ) -> bytes:
     answer = _Answer()
-    headers = [*headers, (b"content-length", b"%d" % len(body))]
+    headers = [*headers, _HOST, (b"content-length", b"%d" % len(body))]
     scope = {"method": method, "raw_path": target.encode(), "query_string": b"", "headers": headers}
     reader, writer = await asyncio.open_unix_connection(path)
     try:
@@ -196,7 +197,10 @@ async def _send_request(scope: Scope, receive: Receive, writer: asyncio.StreamWr
 def _head(scope: Any, *, chunked: bool) -> bytes:
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1"]
-    lines += [n + b": " + v for n, v in scope["headers"] if n not in _HOP_BY_HOP]
+    headers = scope["headers"]
+    if scope.get("http_version") == "1.0" and all(name != b"host" for name, _ in headers):
+        headers = [*headers, _HOST]  # HTTP/1.1 needs one
+    lines += [n + b": " + v for n, v in headers if n not in _HOP_BY_HOP]
     lines += [b"connection: close"]
     if chunked:
         lines += [b"transfer-encoding: chunked"]

@@ -43,6 +43,17 @@ def structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | 
     return StructuredOutputsParams(**{k: v for k, v in options.items() if v is not None})
 
 
+def grammar_field(request: GenerationRequest, format_field: str) -> str:
+    """The body's field that `structured_outputs` follows.
+
+    Args:
+        format_field: how the API calls `response_format`.
+    """
+    if isinstance(request, ChatCompletionRequest) and forced_calls(request) is not None:
+        return "tools"
+    return format_field if request.structured_outputs is None else "structured_outputs"
+
+
 def _of_response_format(form: dict[str, Any]) -> StructuredOutputsParams | None:
     kind = form.get("type")
     expected = {"type"}

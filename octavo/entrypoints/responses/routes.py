@@ -24,7 +24,6 @@ from octavo.entrypoints.openai.event_log import EventLog
 from octavo.entrypoints.openai.generation import (
     UsageCounter,
     begin,
-    check_finish,
     usage_of,
 )
 from octavo.entrypoints.openai.logprobs import chat_logprobs
@@ -124,7 +123,7 @@ class _Making:
                 async for i, output in outputs:
                     counter.add(i, output)
                     for completion in output.outputs:
-                        check_finish(completion)
+                        self._generation.check_finish(completion)
                         said = self._generation.events(completion)
                         told = builder.take(said, self._logprobs(completion))
                         if completion.finished:
@@ -157,7 +156,9 @@ async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, An
     if most is not None and most < 1:
         raise bad_request(f"max_output_tokens={most} must be at least 1", "max_output_tokens")
     chat = chat_request(request, items)
-    prepared = await prepare_chat(call, chat, model, max_tokens=most, logprobs=num_top)
+    prepared = await prepare_chat(
+        call, chat, model, max_tokens=most, logprobs=num_top, format_field="text"
+    )
     generation = begin(call, prepared, "resp_")
     # Whoever knows the id of an HTTP request must not know that of the response.
     response = Response(

@@ -64,8 +64,12 @@ async def test_two_authorizations_are_refused() -> None:
         assert (await s.raw(head + 2 * same + b"\r\n")).status == 401
 
 
-async def test_two_hosts_are_refused() -> None:
+async def test_a_request_has_one_host() -> None:
     async with serving() as s:
+        reply = await s.raw(b"GET /health HTTP/1.1\r\n\r\n")
+        assert reply.status == 400
+        assert "no Host" in reply.error["message"]
+        assert (await s.raw(b"GET /health HTTP/1.0\r\n\r\n")).status == 200
         head = b"GET /health HTTP/1.1\r\nhost: x\r\n"
         assert (await s.raw(head + b"\r\n")).status == 200
         reply = await s.raw(head + b"Host: x\r\n\r\n")
@@ -137,7 +141,8 @@ async def test_the_application_knows_requests_by_their_key() -> None:
             (b"x-api-key", b"first"),
             (b"x-api-key", b"second"),
         ):
-            scope = {"type": "http", "path": "/x", "method": "GET", "headers": [(header, value)]}
+            scope = {"type": "http", "http_version": "1.0", "path": "/x", "method": "GET"}
+            scope["headers"] = [(header, value)]
             await gate(scope, nothing, nothing)
     one, same, other, *without = names
     assert one == same != other

@@ -48,7 +48,7 @@ async def test_large_heads() -> None:
             assert (await s.raw(head)).status == 400
         many = b"".join(b"h%d: x\r\n" % i for i in range(10_000))
         assert (await s.raw(b"GET / HTTP/1.1\r\n" + many)).status == 400
-        fits = b"GET /health HTTP/1.1\r\na: " + b"x" * 60_000 + b"\r\n\r\n"
+        fits = b"GET /health HTTP/1.1\r\nhost: x\r\na: " + b"x" * 60_000 + b"\r\n\r\n"
         assert (await s.raw(fits)).status == 200
 
 
@@ -235,7 +235,7 @@ async def test_a_wish_to_upgrade_is_ignored(protocol: bytes) -> None:
                     await asyncio.sleep(0.01)
                 assert (await read_reply(reader)).json["count"] == 2
             await close(writer)
-        assert (await s.raw(b"GET /health HTTP/1.1\r\n" + wish + b"\r\n")).status == 200
+        assert (await s.raw(b"GET /health HTTP/1.1\r\nhost: x\r\n" + wish + b"\r\n")).status == 200
         assert (await s.raw(b"CONNECT x:1 HTTP/1.1\r\n" + wish + b"\r\n")).status == 400
 
 
@@ -284,12 +284,14 @@ async def test_framing_without_end(authorized: bool, start: bytes, unit: bytes) 
 async def test_a_body_that_nobody_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the answer the rest of a body has a moment to come; then the connection closes."""
     monkeypatch.setattr(http_server, "LINGER_SECONDS", 0.3)
-    head = b"POST /nowhere HTTP/1.1\r\ncontent-length: 1000\r\n\r\n"
+    head = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
     async with serving() as s:
         reader, writer = await s.connect()
         writer.write(head)
         assert (await read_reply(reader)).status == 404
-        writer.write(b"x" * 1000 + b"GET /health HTTP/1.1\r\n\r\n")  # it comes: all goes on
+        writer.write(
+            b"x" * 1000 + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+        )  # it comes: all goes on
         assert (await read_reply(reader)).status == 200
         writer.write(head)
         assert (await read_reply(reader)).status == 404
@@ -326,7 +328,7 @@ async def test_an_answer_before_the_body_arrives_whole() -> None:
 async def test_too_many_pipelined_requests() -> None:
     async with serving() as s:
         reader, writer = await s.connect()
-        writer.write(b"GET /health HTTP/1.1\r\n\r\n" * 5000)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 5000)
         answers = b""
         with suppress(ConnectionError):
             answers = await asyncio.wait_for(reader.read(), 5)

@@ -39,6 +39,9 @@ def test_good() -> None:
         (b'{"a": 1e400}', None, "out of range"),
         (b"[1]", None, "object"),
         (b"{", None, "not valid JSON"),
+        (rb'{"a": "\ud83d"}', None, r"\ud83d is half a surrogate pair"),
+        (rb'{"a": "\ud83d\ud83d\ude00"}', None, r"\ud83d is half a surrogate pair"),
+        (rb'{"a": "\ud83d\ude00\\ud83d", 1}', None, "keys must be strings"),
     ],
 )
 def test_bad(body: bytes, param: str | None, words: str) -> None:
@@ -47,6 +50,11 @@ def test_bad(body: bytes, param: str | None, words: str) -> None:
     assert caught.value.status == 400
     assert caught.value.param == param
     assert words in caught.value.message
+
+
+def test_of_a_key_that_comes_twice_the_last_one_counts() -> None:
+    assert parse_body(b'{"a": 1, "a": 2}', Small, UNSUPPORTED).a == 2
+    assert parse_body(b'{"a": 1, "a": null}', Small, UNSUPPORTED).a is None
 
 
 json_values = st.recursive(

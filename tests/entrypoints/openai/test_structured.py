@@ -95,13 +95,68 @@ def test_not_with_beams() -> None:
         beam_search_params(request, max_tokens=4)
 
 
+SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+GUIDANCE = {"x-guidance": 1}
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("route", ["chat", "completion"])
-async def test_a_grammar_that_fails_is_a_400(route: str, stream: bool) -> None:
-    """Before anything is streamed."""
+@pytest.mark.parametrize(
+    ("route", "fields", "param"),
+    [
+        ("completion", {"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ("completion", {"response_format": SCHEMA_FORMAT}, "response_format"),
+        ("chat", {"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ("chat", {"response_format": SCHEMA_FORMAT}, "response_format"),
+        ("chat", {"tools": [FUNCTION], "tool_choice": "required"}, "tools"),
+        ("chat", {"tools": [FUNCTION], "tool_choice": FUNCTION}, "tools"),
+    ],
+    ids=str,
+)
+async def test_a_grammar_that_fails_is_a_400(
+    route: str, fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    """Before anything is streamed; of the field that the client sent."""
     async with serving() as s:
         reply = await (s.chat if route == "chat" else s.completion)(
-            "FAIL: grammar", stream=stream, structured_outputs={"regex": "("}
+            "FAIL: grammar", stream=stream, **fields
         )
         assert reply.status == 400
-        assert reply.json["error"]["param"] == "structured_outputs"
+        assert reply.error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"structured_outputs": {"json": GUIDANCE}}, "structured_outputs"),
+        (
+            "/v1/completions",
+            {"response_format": {**SCHEMA_FORMAT, "json_schema": {"schema": GUIDANCE}}},
+            "response_format",
+        ),
+        (
+            "/v1/responses",
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": GUIDANCE}}},
+            "text",
+        ),
+        ("/v1/responses", {"input": "FAIL:", "text": {"format": {"type": "json_object"}}}, "text"),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [1], "sampling_params": {"structured_outputs": {"json": GUIDANCE}}},
+            "structured_outputs",
+        ),
+        (
+            "/v1/completions",
+            {"structured_outputs": {"json": '{"const": "\\ud800"}'}},
+            "structured_outputs",
+        ),
+    ],
+    ids=str,
+)
+async def test_what_is_wrong_with_a_grammar_is_of_its_field(
+    path: str, body: dict[str, Any], param: str
+) -> None:
+    base = {"/v1/completions": {"prompt": "a"}, "/v1/responses": {"input": "a"}}.get(path, {})
+    async with serving() as s:
+        reply = await s.post(path, {**base, **body})
+        assert (reply.status, reply.error["param"]) == (400, param), reply.body
