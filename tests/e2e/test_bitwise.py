@@ -57,6 +57,11 @@ class Setup:
     def lab(self, dtype: str, **options: Any) -> Lab:
         return Lab(self.path, dtype=dtype, max_model_len=self.max_model_len, **options)
 
+    @property
+    def first_alone(self) -> Setup:
+        """With the first probe alone: steps of several threads are slow on a busy machine."""
+        return replace(self, probes=self.probes[:1])
+
     def company(self, count: int) -> list[Ask]:
         return make_company(
             count,
@@ -110,13 +115,13 @@ def check_alone(setup: Setup, reference: Reference, lab: Lab) -> None:
 def check_batches(setup: Setup, reference: Reference, lab: Lab) -> None:
     """All probes among others, with an empty and with a hot prefix cache."""
     lab.forget()
-    check(lab.run(_arriving(setup, 7)), reference, "among 7")
+    check(lab.run(arriving(setup, 7)), reference, "among 7")
     lab.forget()
-    check(lab.run(_arriving(setup, 32)), reference, "among 32")
-    check(lab.run(_arriving(setup, 32)), reference, "among 32, hot")
+    check(lab.run(arriving(setup, 32)), reference, "among 32")
+    check(lab.run(arriving(setup, 32)), reference, "among 32, hot")
 
 
-def _arriving(setup: Setup, size: int) -> list[Ask]:
+def arriving(setup: Setup, size: int) -> list[Ask]:
     """The probes, one after another, within other requests."""
     probes = [replace(p, step=3 * i + 1) for i, p in enumerate(setup.probes)]
     return [*probes, *setup.company(size - len(probes))]
@@ -241,8 +246,8 @@ def tiny_reference(request: pytest.FixtureRequest, tiny: Setup) -> tuple[str, Re
 def test_tiny(tiny: Setup, tiny_reference: tuple[str, Reference], options: dict[str, Any]) -> None:
     dtype, reference = tiny_reference
     with closing(tiny.lab(dtype, **{"num_threads": 1} | options)) as lab:
-        if lab.engine.config.device.num_threads == 1:  # steps of more are slow on a busy machine
-            check_alone(tiny, reference, lab)
+        one_thread = lab.engine.config.device.num_threads == 1
+        check_alone(tiny if one_thread else tiny.first_alone, reference, lab)
         check_batches(tiny, reference, lab)
 
 
@@ -285,11 +290,9 @@ def smollm2_probes() -> list[Ask]:
     ]
 
 
-@pytest.mark.model
-@pytest.mark.parametrize("dtype", [*DTYPES, "auto"])  # auto: Q4_1 and Q8_0, as they are stored
-def test_smollm2(smollm2_path: Path, dtype: str) -> None:
-    setup = Setup(
-        path=smollm2_path,
+def smollm2_setup(path: Path) -> Setup:
+    return Setup(
+        path=path,
         vocab_size=49152,
         max_model_len=128,
         probes=smollm2_probes(),
@@ -298,6 +301,12 @@ def test_smollm2(smollm2_path: Path, dtype: str) -> None:
         small_pool=24,
         num_steps_to_full=3,
     )
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", [*DTYPES, "auto"])  # auto: Q4_1 and Q8_0, as they are stored
+def test_smollm2(smollm2_path: Path, dtype: str) -> None:
+    setup = smollm2_setup(smollm2_path)
     plain = PLAIN | {"enable_prefix_caching": True, "num_gpu_blocks_override": setup.small_pool}
     with closing(setup.lab(dtype, **plain)) as lab:
         reference = reference_of(setup, lab)
@@ -305,4 +314,23 @@ def test_smollm2(smollm2_path: Path, dtype: str) -> None:
         check_preemptions(setup, reference, lab)
     for size, options in SMOLLM2_OPTIONS.items():
         with closing(setup.lab(dtype, **options)) as lab:
-            check(lab.run(_arriving(setup, size)), reference, f"among {size}")
+            check(lab.run(arriving(setup, size)), reference, f"among {size}")
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("dtype", [*DTYPES, "auto"])
+def test_smollm2_in_every_batch(smollm2_path: Path, dtype: str, quantization: str) -> None:
+    """Every number of threads with every number of requests, in chunks of several sizes."""
+    setup = smollm2_setup(smollm2_path)
+    weights = {} if quantization == "none" else {"quantization": quantization}
+    with closing(setup.lab(dtype, **PLAIN | weights)) as lab:
+        reference = reference_of(setup, lab)
+    for options in (*SMOLLM2_OPTIONS.values(), {}):
+        for num_threads in (1, 2, 3):
+            with closing(
+                setup.lab(dtype, **options | weights | {"num_threads": num_threads})
+            ) as lab:
+                check_alone(setup, reference, lab)
+                check_batches(setup, reference, lab)
