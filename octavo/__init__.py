@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         SamplingParams,
     )
     from octavo.contracts.structured_outputs import StructuredOutputsParams
+    from octavo.engine.async_llm import AsyncLLM
     from octavo.engine.llm_engine import LLMEngine
     from octavo.entrypoints.llm import LLM
     from octavo.sample.logits_processor import BatchUpdate, LogitsProcessor
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "LLM": "octavo.entrypoints.llm",
     "LLMEngine": "octavo.engine.llm_engine",
+    "AsyncLLM": "octavo.engine.async_llm",
     "SamplingParams": "octavo.contracts.sampling_params",
     "RequestOutputKind": "octavo.contracts.sampling_params",
     "StructuredOutputsParams": "octavo.contracts.structured_outputs",
@@ -49,6 +51,7 @@ _LAZY = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BatchUpdate",
     "BeamSearchParams",
     "CompletionOutput",

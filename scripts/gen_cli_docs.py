@@ -67,7 +67,8 @@ def _parameters(callback: Callable[..., Any]) -> Iterator[tuple[inspect.Paramete
     for parameter in inspect.signature(callback, eval_str=True).parameters.values():
         if typing.get_origin(parameter.annotation) is typing.Annotated:
             kind, info = typing.get_args(parameter.annotation)[:2]
-            yield parameter, kind, info
+            if not info.hidden:
+                yield parameter, kind, info
 
 
 def _shared_panels(callbacks: list[Callable[..., Any]]) -> dict[str, list[list[str]]]:

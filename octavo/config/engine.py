@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from octavo.config.sections import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig
+from octavo.config.vllm_options import without_vllm_options
 from octavo.errors import ConfigError, shown
 
 MAX_NUM_SEQS = 4096
@@ -29,12 +30,14 @@ class EngineConfig:
     def from_flat(cls, **options: Any) -> EngineConfig:
         """Build from one flat namespace (`LLM(...)`, CLI flags), checked.
 
+        vLLM's options that ask for nothing here are taken, too (vllm_options.py).
+
         Raises:
             ConfigError: an unknown option, a wrong type or a value out of range.
         """
         homes = {f.name: section for section in fields(cls) for f in section_fields(section.name)}
         parts: dict[str, dict[str, Any]] = {section.name: {} for section in fields(cls)}
-        for name, value in options.items():
+        for name, value in without_vllm_options(options).items():
             if name not in homes:
                 close = difflib.get_close_matches(name, homes, n=1)
                 hint = f"; did you mean {close[0]}?" if close else ""

@@ -127,6 +127,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, through the model's chat template.
@@ -137,6 +138,7 @@ class LLM:
             continue_final_message: go on with the last message instead; needs
                 add_generation_prompt=False.
             tools: tool descriptions for the template, as in OpenAI's chat API.
+            chat_template: Jinja, instead of the model's.
             chat_template_kwargs: further variables for the template.
 
         Raises:
@@ -153,6 +155,7 @@ class LLM:
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
                     tools=tools,
+                    chat_template=chat_template,
                     **variables,
                 )
             prompts.append(token_ids)
@@ -377,7 +380,7 @@ class LLM:
                 for output in outputs:
                     done[output.request_id] = output
                     num_tokens += sum(len(c.token_ids) for c in output.outputs)
-                progress.update(len(done), num_tokens)
+                    progress.update(len(done), num_tokens)
         return [done[r.request_id] for r in requests]
 
     def _uninterrupted(self, requests: list[ProcessedRequest]) -> Iterator[list[RequestOutput]]:

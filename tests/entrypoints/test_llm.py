@@ -267,12 +267,14 @@ class TestChat:
             add_generation_prompt=False,
             continue_final_message=True,
             tools=tools,
+            chat_template="{{ date }}: {{ messages[0].content }}",
             chat_template_kwargs={"date": "today"},
         )
         assert seen == {
             "add_generation_prompt": False,
             "continue_final_message": True,
             "tools": tools,
+            "chat_template": "{{ date }}: {{ messages[0].content }}",
             "date": "today",
         }
 

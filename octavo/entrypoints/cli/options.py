@@ -18,6 +18,11 @@ from typing import Annotated, Any
 import typer
 
 from octavo.config.engine import EngineConfig, section_fields
+from octavo.config.vllm_options import (
+    VLLM_ENGINE_OPTIONS,
+    VLLM_SERVER_OPTIONS,
+    check_vllm_options,
+)
 
 Command = Callable[..., None]
 
@@ -54,14 +59,28 @@ def config_options(name: str, cls: type, panel: str) -> Callable[[Command], Comm
     return lambda command: _with_options(command, name, added, cls)
 
 
+def vllm_flags(command: Command) -> Command:
+    """Add vLLM's flags that are none here, out of sight of the help: they may stay in a command
+    line where they ask for nothing."""
+    options = VLLM_ENGINE_OPTIONS | VLLM_SERVER_OPTIONS
+    added = [_hidden_option(name, option.kind) for name, option in options.items()]
+
+    def checked(**values: Any) -> None:
+        check_vllm_options({n: v for n, v in values.items() if v is not None})
+
+    return _with_options(command, None, added, checked)
+
+
 def _with_options(
-    command: Command, name: str, added: list[inspect.Parameter], build: Callable[..., Any]
+    command: Command, name: str | None, added: list[inspect.Parameter], build: Callable[..., Any]
 ) -> Command:
-    """`command`, taking the parameters `added` in place of its own parameter `name`."""
+    """`command`, taking the parameters `added` in place of its own parameter `name`; without one,
+    `build` only looks at them."""
 
     def wrapper(**values: Any) -> None:
         taken = {p.name: values.pop(p.name) for p in added}
-        command(**values, **{name: build(**taken)})
+        built = build(**taken)
+        command(**values, **({} if name is None else {name: built}))
 
     own = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [p for p in own if p.name != name] + added
@@ -105,6 +124,18 @@ def _option(name: str, hint: Any, default: Any, help_text: str, panel: str) -> i
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
         annotation=Annotated[hint, option],
+    )
+
+
+def _hidden_option(name: str, hint: Any) -> inspect.Parameter:
+    flag = f"--{name.replace('_', '-')}"
+    if hint is bool:
+        flag = f"{flag}/--no-{flag[2:]}"
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[hint | None, typer.Option(flag, hidden=True)],
     )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from octavo.config.engine import EngineConfig
-from octavo.entrypoints.cli.options import config_options, engine_options
+from octavo.entrypoints.cli.options import config_options, engine_options, vllm_flags
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.env import api_keys
 from octavo.log import LOG_FORMAT_VARIABLE, configure_logging, get_logger
@@ -19,6 +19,7 @@ from octavo.log import LOG_FORMAT_VARIABLE, configure_logging, get_logger
 logger = get_logger(__name__)
 
 
+@vllm_flags
 @engine_options
 @config_options("server", ServerConfig, "Server")
 def serve(

@@ -33,6 +33,7 @@ def banner(server: Server, plan: MemoryPlan, sock: socket.socket) -> str:
     body = {
         "model": next(iter(server.models)),
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
     }
     return "\n".join(
         [

@@ -81,7 +81,7 @@ class ServerConfig:
         None, "name of the model in the API; may be repeated; None: as --model gives it"
     )
     api_server_count: int = option(
-        1, "processes that speak HTTP, all at one engine core; limits are shared out evenly"
+        1, "processes that speak HTTP, all at one engine core; each has its part of the queue"
     )
     max_num_queued_reqs: int = option(
         1024, "most sequences that may wait for their first token; more get 503; 0: no limit"

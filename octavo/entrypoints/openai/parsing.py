@@ -29,6 +29,19 @@ _MOST = {
 the event loop, by what is in a body and not by its bytes: 8 MiB of `[],` would stop every stream
 for 2.5 s. At these limits it is at most 0.15 s."""
 
+_MOVED = {
+    "guided_json": "it is structured_outputs.json now",
+    "guided_regex": "it is structured_outputs.regex now",
+    "guided_choice": "it is structured_outputs.choice now",
+    "guided_grammar": "it is structured_outputs.grammar now",
+    "guided_whitespace_pattern": "it is structured_outputs.whitespace_pattern now",
+    "guided_decoding_backend": "there is one backend of grammars; leave it out",
+    "extra_body": "OpenAI's Python client takes it; in JSON its fields stand beside the others",
+    "max_new_tokens": "it is max_tokens here",
+    "best_of": "only /v1/completions has it; n and logprobs let you choose yourself",
+}
+"""Names that users bring from elsewhere, and what to do, where a route has no such field."""
+
 _MOST_PARAMS = 100
 _WHERE = re.compile(r" - at `(?P<path>[^`]*)`$")
 _HALF_PAIR = re.compile(
@@ -126,6 +139,8 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
 
 
 def _unknown(name: str, known: list[str], what: str = "field") -> str:
+    if name in _MOVED:
+        return f"unknown {what} {shown(name)}: {_MOVED[name]}"
     close = difflib.get_close_matches(name[:64], known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown {what} {shown(name)}{hint}"

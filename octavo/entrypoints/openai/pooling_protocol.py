@@ -18,6 +18,7 @@ class VectorRequest(msgspec.Struct, kw_only=True):
         model: a served name; absent is the first one.
         pooling_type: which hidden states make a vector: LAST, MEAN, CLS (default: --pooling-type).
         add_special_tokens: begin and end texts as the tokenizer does (default true).
+        truncate_prompt_tokens, truncation_side: as in a request for text, of every text.
         priority, cache_salt, request_id: as in a request for text.
         user: the caller's own label.
     """
@@ -25,6 +26,8 @@ class VectorRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     pooling_type: PoolingType | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
@@ -85,8 +88,6 @@ class RerankRequest(VectorRequest, kw_only=True):
 
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
     "mm_processor_kwargs": ({},),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),

@@ -100,9 +100,8 @@ async def prepare(
         detokenize=detokenize,
     )
     params = _within(call.server.config.request_timeout, params)
-    kept = kept_tokens(
-        request, max_model_len=model.max_model_len, max_tokens=max_tokens or default_max_tokens
-    )
+    num_new = max_tokens or default_max_tokens or 1
+    kept = kept_tokens(request, room=model.max_model_len - num_new)
     prompts = [prompt[kept] for prompt in await read_prompts()]
     _check_num_choices(len(prompts), params)
     limits = [_max_tokens(params, default_max_tokens, model, len(prompt)) for prompt in prompts]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from octavo.entrypoints.openai.errors import bad_request
+from octavo.entrypoints.openai.pooling_protocol import VectorRequest
 from octavo.entrypoints.openai.protocol import GenerationRequest
 
 
-def kept_tokens(request: GenerationRequest, *, max_model_len: int, max_tokens: int | None) -> slice:
+def kept_tokens(request: GenerationRequest | VectorRequest, *, room: int) -> slice:
     """The part of every prompt that is kept; all of it unless the request says otherwise.
 
     Args:
-        max_tokens: most new tokens, for which `truncate_prompt_tokens=-1` leaves room; None: one.
+        room: most tokens of a prompt that fit, which `truncate_prompt_tokens=-1` keeps.
 
     Raises:
         APIError: a value is out of range.
@@ -21,7 +22,7 @@ def kept_tokens(request: GenerationRequest, *, max_model_len: int, max_tokens: i
             raise bad_request("truncation_side needs truncate_prompt_tokens", "truncation_side")
         return slice(None)
     if most == -1:
-        most = max(1, max_model_len - (max_tokens or 1))
+        most = max(1, room)
     elif most < 1:
         raise bad_request(
             f"truncate_prompt_tokens={most} must be at least 1, or -1 for what fits the model",

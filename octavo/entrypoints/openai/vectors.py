@@ -13,6 +13,7 @@ from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.generation import cancel
 from octavo.entrypoints.openai.pooling_protocol import VectorUsage
 from octavo.entrypoints.openai.prepared import priority_of, request_id_of
+from octavo.entrypoints.openai.truncation import kept_tokens
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Vectors:
 
     Attributes:
         public_id: the `id` of the response.
+        kept: the part of every prompt that is taken.
     """
 
     call: Call
@@ -40,6 +42,7 @@ class Vectors:
     model: ServedModel
     params: PoolingParams
     public_id: str
+    kept: slice
     created: int = field(default_factory=lambda: int(time.time()))
     _num_tokens: int = 0
 
@@ -55,7 +58,8 @@ class Vectors:
         """Check all of a request but its texts. Raises APIError."""
         params.check_hidden_size(model.engine.info.hidden_size)
         public_id = id_prefix + request_id_of(call, request.request_id)
-        return cls(call, request, model, params, public_id)
+        kept = kept_tokens(request, room=model.max_model_len)
+        return cls(call, request, model, params, public_id, kept)
 
     @property
     def usage(self) -> VectorUsage:
@@ -96,6 +100,7 @@ class Vectors:
             special = self.request.add_special_tokens is not False
             await engine.check_num_chars(len(prompt), param)
             prompt = await engine.tokenize(prompt, add_special_tokens=special)
+        prompt = prompt[self.kept]
         if not prompt:
             raise bad_request(f"{param} has an empty text; a vector needs a token", param)
         try:

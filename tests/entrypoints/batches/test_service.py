@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 
 from octavo.contracts.messages import RequestOutput, ServiceClass
 from octavo.entrypoints.batches.jobs import Jobs
+from octavo.entrypoints.batches.lines import LineResult
 from octavo.entrypoints.batches.service import batch_folder
 from octavo.entrypoints.batches.store import Store
 from octavo.entrypoints.openai.config import ServerConfig
@@ -226,38 +231,47 @@ async def test_no_room_for_results(tmp_path: Path) -> None:
 async def test_a_store_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(batch_dir=str(tmp_path / "b")) as s, client_of(s) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "mkdir", _read_only)
+            patch.setattr(Path, "mkdir", partial(_fail, errno.EROFS))
             for path in ("/v1/files", "/v1/batches"):
                 reply = await s.get(path)
                 assert (reply.status, reply.error["code"]) == (503, "storage_unavailable")
                 assert reply.headers["retry-after"]
-        assert (
-            await until(client, (await create(client, say_lines(1))).id, "completed")
-        ).errors is None
+        batch = await create(client, say_lines(1))
+        await until(client, batch.id, "completed")
 
 
+@pytest.mark.parametrize("broken", [errno.EROFS, errno.ENOSPC])
 async def test_a_batch_goes_on_when_the_store_can_be_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It begins anew after a while, not at once and for ever; no line is in the results twice."""
-    monkeypatch.setattr("octavo.entrypoints.batches.service.RETRY_SECONDS", 0.2)
-    engine = FakeEngine(step_seconds=0.002)
-    async with serving(engine, batch_dir=str(tmp_path)) as s, client_of(s) as client:
-        batch = await create(client, say_lines(20))
-        await eventually(lambda: s.server.batches.num_finished["completed"] > 0)
+    """It waits, and begins anew; no line is in the results twice."""
+    monkeypatch.setattr("octavo.entrypoints.batches.service.RETRY_SECONDS", 0.1)
+    add_results = Jobs.add_results
+    calls: list[int] = []
+
+    def first_only(jobs: Jobs, batch_id: str, results: Sequence[LineResult]) -> None:
+        calls.append(len(results))
+        if len(calls) > 1:
+            _fail(broken)
+        add_results(jobs, batch_id, results)
+
+    options = {"batch_dir": str(tmp_path), "max_batch_lines_in_flight": 2}
+    async with serving(**options) as s, client_of(s) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(Jobs, "add_results", _read_only)
-            patch.setattr(Jobs, "end", _read_only)
-            await eventually(lambda: engine.is_idle)
-            assert (await client.batches.retrieve(batch.id)).status == "in_progress"
-            assert s.server.batches.num_active == 1  # waiting for its next beginning
+            patch.setattr(Jobs, "add_results", first_only)
+            batch = await create(client, say_lines(20))
+            await eventually(lambda: len(calls) > 3)
+            waiting = await client.batches.retrieve(batch.id)
+            assert waiting.status == "in_progress"
+            assert waiting.request_counts is not None
+            assert waiting.request_counts.completed == calls[0]
         completed = await until(client, batch.id, "completed")
         results = await content_of(client, completed.output_file_id)
         assert sorted(said(r) for r in results) == sorted(f"answer {i}" for i in range(20))
 
 
-def _read_only(*args: object, **options: object) -> None:
-    raise OSError(30, "Read-only file system")
+def _fail(number: int, *args: object, **options: object) -> None:
+    raise OSError(number, os.strerror(number))
 
 
 async def test_an_input_that_vanished(tmp_path: Path) -> None:

@@ -7,9 +7,17 @@ import typing
 from dataclasses import fields
 from typing import Any
 
+import pytest
+
 from octavo.config.engine import EngineConfig, section_fields
 from octavo.contracts.sampling_params import SamplingParams
-from octavo.entrypoints.cli.options import attribute_docs, engine_options, sampling_options
+from octavo.entrypoints.cli.options import (
+    attribute_docs,
+    engine_options,
+    sampling_options,
+    vllm_flags,
+)
+from octavo.errors import ConfigError
 
 
 def test_every_engine_field_is_an_option() -> None:
@@ -28,6 +36,24 @@ def test_every_engine_field_is_an_option() -> None:
     for name in names:
         annotation = parameters[name].annotation
         assert annotation.__metadata__[0].help
+
+
+def test_flags_of_vllm_are_hidden_and_taken_where_they_ask_for_nothing() -> None:
+    got: list[str] = []
+
+    @vllm_flags
+    def command(x: str) -> None:
+        got.append(x)
+
+    parameters = inspect.signature(command).parameters
+    defaults = {name: p.default for name, p in parameters.items() if name != "x"}
+    assert len(defaults) > 30
+    assert all(p.annotation.__metadata__[0].hidden for n, p in parameters.items() if n != "x")
+    command(x="y", **defaults)
+    command(x="z", **defaults | {"tensor_parallel_size": 1, "uvicorn_log_level": None})
+    assert got == ["y", "z"]
+    with pytest.raises(ConfigError, match="uvicorn_log_level='info' is not supported: log_level"):
+        command(x="y", **defaults | {"uvicorn_log_level": "info"})
 
 
 def test_only_given_sampling_options_arrive() -> None:

@@ -58,6 +58,26 @@ async def test_options() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 2}, "lo"),
+        ({"truncate_prompt_tokens": 2, "truncation_side": "right"}, "he"),
+        ({"truncate_prompt_tokens": 99}, "hello"),
+        ({"truncate_prompt_tokens": -1}, "ello"),
+    ],
+)
+async def test_truncation(fields: dict[str, Any], kept: str) -> None:
+    """Of every text; -1 keeps as much as the model takes, which is 4 tokens here."""
+    async with serving(FakeEngine(max_model_len=4 if kept == "ello" else 24)) as s:
+        body = (await s.post("/v1/embeddings", {"input": ["hello", "a"], **fields})).json
+        for data, text in zip(body["data"], (kept, "a")):
+            np.testing.assert_allclose(data["embedding"], expected(list(text.encode())))
+        assert body["usage"]["prompt_tokens"] == len(kept) + 1
+        scored = await s.post("/score", {"text_1": "hello", "text_2": kept, **fields})
+        assert scored.json["data"][0]["score"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
     ("body", "param", "message"),
     [
         ({}, "input", "missing"),
@@ -74,7 +94,9 @@ async def test_options() -> None:
         ({"input": "a", "dimensions": 9}, "dimensions", "1…8, the model's hidden size"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "Invalid enum"),
         ({"input": "a", "pooling_type": "ALL"}, "pooling_type", "Invalid enum"),
-        ({"input": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "not supported"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
+        ({"input": "a", "truncation_side": "left"}, "truncation_side", "needs truncate_prompt"),
+        ({"input": "a", "truncation_side": "up"}, "truncation_side", "Invalid enum"),
         ({"input": "a", "priority": 3}, "priority", "no effect"),
         ({"input": "a", "request_id": "ä"}, "request_id", "must be"),
         ({"input": "a", "inputs": "b"}, "inputs", "did you mean 'input'"),

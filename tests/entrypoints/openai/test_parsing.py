@@ -36,6 +36,8 @@ def test_good() -> None:
         (b'{"d": true}', "d", "not supported"),
         (b'{"d": 0}', "d", "not supported"),
         (b'{"e": 1}', "e", "unknown field 'e'"),
+        (b'{"guided_json": {}}', "guided_json", "it is structured_outputs.json now"),
+        (b'{"extra_body": {"a": 1}}', "extra_body", "its fields stand beside the others"),
         (b'{"a": 1e400}', None, "out of range"),
         (b"[1]", None, "object"),
         (b"{", None, "not valid JSON"),

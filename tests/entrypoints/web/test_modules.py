@@ -232,11 +232,12 @@ def test_latencies_and_throughput(page: Any) -> None:
 
 
 def test_what_nobody_saw_is_not_made_up(page: Any) -> None:
-    """After half a minute without a look there is neither a latency nor a speed across the gap."""
+    """After half a minute without a look there is neither a latency nor a speed across the gap, and
+    what was made before the first look is no speed."""
     views = [
-        {"now": 10.0, "requests": [], "steps": []},
+        {"now": 10.0, "requests": [], "steps": [], "stats": {"generation_tokens": 800}},
         {"now": 10.5, "requests": [{"index": 0, "arrival": 10.1}],
-         "steps": [[0, 10.1, 10.2, 1, 0, 1, [[0, 8, 0, 0, True]]]]},
+         "steps": [[0, 10.1, 10.2, 1, 0, 801, [[0, 8, 0, 0, True]]]]},
         {"now": 40.0, "requests": [{"index": 0, "arrival": 10.1}, {"index": 1, "arrival": 30.0}],
          "steps": [[500, 39.0, 39.5, 2, 0, 901, [[0, 0, 1, 0, True], [1, 0, 1, 0, True]]],
                    [501, 39.5, 39.75, 2, 0, 903, [[0, 0, 1, 0, True], [1, 0, 1, 0, True]]]]},

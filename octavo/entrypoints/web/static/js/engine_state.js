@@ -65,7 +65,7 @@ export class History {
   #latencies = []; // [when, seconds, is it the first]
   #lookedAt = -Infinity;
   #completeSince = 0; // outputs before that were not seen
-  #generated = 0;
+  #generated = null; // in total, as of the last step; null where that was not seen
 
   get lastStep() {
     return this.steps.at(-1)?.id ?? -1;
@@ -79,12 +79,13 @@ export class History {
     if (isBroken) {
       this.#completeSince = steps.length ? decodeStep(steps[0]).planned : now;
       this.#lastOutputs.clear();
+      this.#generated = steps.length || !stats ? null : (stats.generation_tokens ?? 0);
     }
     for (const { index, arrival } of requests) this.#arrivals.set(index, arrival);
     const known = this.lastStep;
     for (const step of steps.map(decodeStep)) {
       if (step.id <= known) continue;
-      step.made = isBroken && step.id === steps[0][0] ? 0 : step.generated - this.#generated;
+      step.made = this.#generated === null ? 0 : step.generated - this.#generated;
       this.#generated = step.generated;
       this.steps.push(step);
       for (const { index, hasOutput } of step.parts) if (hasOutput) this.#output(index, step.done);
