@@ -57,8 +57,8 @@ async def render_completion(call: Call) -> Response:
         )
     if request.stream and request.echo and request.logprobs is not None:
         raise bad_request(
-            "echo with logprobs cannot be rendered for a stream: /inference/v1/generate does not "
-            "stream log probabilities of the prompt; use stream=false",
+            "echo with logprobs cannot be rendered with stream: /inference/v1/generate does not "
+            "stream the prompt's; use stream=false",
             "echo",
         )
     return json_response(_rendered(request, await prepare_completion(call, request)))

@@ -85,6 +85,7 @@ def assert_same(server: Live, path: str, body: dict[str, Any]) -> None:
         {"logit_bias": {"70": 5}, "presence_penalty": 1, "repetition_penalty": 1.2},
         {"allowed_token_ids": [70, 71, 72], "bad_words": ["H"], "frequency_penalty": 0.5},
         {"logprobs": 3, "logprob_token_ids": [65]},
+        {"prompt_logprobs": 2, "stop": "x", "skip_special_tokens": False},
         {"structured_outputs": {"choice": ["red", "green"]}},
         {"response_format": {"type": "json_object"}, "max_tokens": 30},
         {"truncate_prompt_tokens": 7, "truncation_side": "right"},
