@@ -313,13 +313,15 @@ class InputProcessor:
 
     def _check_ids(self, ids: Sequence[Any], num_more: int) -> list[int]:
         self._check_length(len(ids), num_more)
-        if set(map(type, ids)) != {int}:
+        if set(map(type, ids)) == {int}:
+            token_ids = list(ids)
+        else:
             for i in ids:
                 if isinstance(i, bool) or not isinstance(i, Integral):
                     raise RequestError(
                         f"the prompt's token ids must be ints; one is {shown(i)}", param="prompt"
                     )
-        token_ids = [int(i) for i in ids]
+            token_ids = [int(i) for i in ids]
         for i in (min(token_ids), max(token_ids)):
             if not 0 <= i < self.vocab_size:
                 raise RequestError(
