@@ -168,18 +168,40 @@ class Program:
         positions: np.ndarray,
         query_start: np.ndarray,
         seq_lens: np.ndarray,
-        block_tables: Sequence[np.ndarray],
-        slot_mapping: Sequence[np.ndarray],
+        block_tables: list[np.ndarray],
+        slot_mapping: list[np.ndarray],
         logit_rows: np.ndarray,
         extra: Mapping[str, np.ndarray],
         outputs: Sequence[str] | None,
         counter_targets: np.ndarray | None,
-    ) -> None: ...
+    ) -> bool: ...
     def taps(self) -> dict[str, Any]: ...
     @property
     def nbytes(self) -> int: ...
     def set_profiling(self, on: bool) -> None: ...
     def profile(self) -> list[tuple[str, float]]: ...
+
+class StepGather:
+    def __init__(
+        self,
+        token_ids: np.ndarray,
+        num_tokens: np.ndarray,
+        num_computed_tokens: np.ndarray,
+        block_tables: Sequence[np.ndarray],
+        block_sizes: Sequence[int],
+        max_tokens: int,
+        max_requests: int,
+        of_tokens: Sequence[np.ndarray],
+        of_requests: Sequence[np.ndarray],
+        rows: np.ndarray,
+        logit_rows_of_state: np.ndarray,
+        tables: Sequence[np.ndarray],
+        slots: Sequence[np.ndarray],
+    ) -> None: ...
+    def gather(
+        self, rows: Sequence[int], counts: Sequence[int], num_logits: Sequence[int]
+    ) -> tuple[int, int, int]: ...
+    def write_sampled(self, token_ids: Sequence[int]) -> None: ...
 
 def measure_bandwidth(threads: int, bytes: int = 536870912, seconds: float = 0.5) -> float:
     """Bytes per second that `threads` threads read from memory, one sequential stream each: the

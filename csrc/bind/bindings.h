@@ -41,6 +41,7 @@ SourceRows source_rows(const AnyMatrix& array);
 void bind_weights(nb::module_& m);
 void bind_program(nb::module_& m);
 void bind_roofline(nb::module_& m);
+void bind_step_gather(nb::module_& m);
 void bind_sampler(nb::class_<Device>& device);
 
 }  // namespace octavo

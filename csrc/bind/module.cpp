@@ -83,4 +83,5 @@ NB_MODULE(_cpu, m) {
   bind_weights(m);
   bind_program(m);
   bind_roofline(m);
+  bind_step_gather(m);
 }

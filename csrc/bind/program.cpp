@@ -13,14 +13,40 @@
 namespace octavo {
 namespace {
 
+// An argument of `run` as it came last. The same array is not taken apart again: to do that takes
+// microseconds where all caches are cold, as they are between two forwards.
+template <class Array>
+class LastArray {
+ public:
+  const Array& of(nb::handle source) {
+    if (source.ptr() != source_.ptr()) {
+      if (!nb::try_cast(source, array_, false)) throw nb::next_overload();  // becomes a TypeError
+      source_ = nb::borrow(source);
+    }
+    return array_;
+  }
+
+ private:
+  nb::object source_;
+  Array array_;
+};
+
+// A program and the arrays of its last run.
+struct BoundProgram : Program {
+  using Program::Program;
+
+  LastArray<Int32Array> token_ids, positions, query_start, seq_lens, logit_rows;
+  std::vector<LastArray<Int32Matrix>> block_tables;
+  std::vector<LastArray<Int32Array>> slots;
+};
+
 StepArrays::Array view(const Int32Array& a) {
   return {a.data(), static_cast<std::int64_t>(a.size())};
 }
 
-void run(Program& self, const Int32Array& token_ids, const Int32Array& positions,
-         const Int32Array& query_start, const Int32Array& seq_lens,
-         const std::vector<Int32Matrix>& block_tables, const std::vector<Int32Array>& slot_mapping,
-         const Int32Array& logit_rows, const std::map<std::string, AnyMatrix>& extra,
+bool run(BoundProgram& self, nb::handle token_ids, nb::handle positions, nb::handle query_start,
+         nb::handle seq_lens, const nb::list& block_tables, const nb::list& slot_mapping,
+         nb::handle logit_rows, const std::map<std::string, AnyMatrix>& extra,
          const std::optional<std::vector<std::string>>& outputs,
          const std::optional<Int64Array>& counter_targets) {
   StepArrays step;
@@ -30,22 +56,27 @@ void run(Program& self, const Int32Array& token_ids, const Int32Array& positions
     step.targets = counter_targets->data();
     step.num_targets = static_cast<std::int64_t>(counter_targets->size());
   }
-  step.token_ids = view(token_ids);
-  step.positions = view(positions);
-  step.query_start = view(query_start);
-  step.seq_lens = view(seq_lens);
-  step.logit_rows = view(logit_rows);
-  for (const Int32Matrix& table : block_tables) {
+  step.token_ids = view(self.token_ids.of(token_ids));
+  step.positions = view(self.positions.of(positions));
+  step.query_start = view(self.query_start.of(query_start));
+  step.seq_lens = view(self.seq_lens.of(seq_lens));
+  step.logit_rows = view(self.logit_rows.of(logit_rows));
+  self.block_tables.resize(nb::len(block_tables));
+  self.slots.resize(nb::len(slot_mapping));
+  for (std::size_t g = 0; g < self.block_tables.size(); ++g) {
+    const Int32Matrix& table = self.block_tables[g].of(block_tables[g]);
     step.block_tables.push_back({table.data(), static_cast<std::int64_t>(table.shape(0)),
                                  static_cast<std::int64_t>(table.shape(1))});
   }
-  for (const Int32Array& slots : slot_mapping) step.slots.push_back(view(slots));
+  for (std::size_t g = 0; g < self.slots.size(); ++g) {
+    step.slots.push_back(view(self.slots[g].of(slot_mapping[g])));
+  }
   for (const auto& [name, array] : extra) {
     const SourceRows rows = source_rows(array);
     step.extra[name] = {rows.data, rows.dtype, rows.rows, rows.columns, rows.ld};
   }
   const nb::gil_scoped_release release;
-  self.run(step);
+  return self.run(step);
 }
 
 template <class T>
@@ -60,7 +91,7 @@ nb::object tap_array(const Program::Tap& tap) {
       nb::ndarray<nb::numpy, T>(const_cast<void*>(tap.data), 2, shape, capsule, strides));
 }
 
-nb::dict taps(const Program& self) {
+nb::dict taps(const BoundProgram& self) {
   nb::dict result;
   for (const auto& [name, tap] : self.taps()) {
     result[name.c_str()] =
@@ -79,7 +110,7 @@ nb::object host_array(const HostRows& rows) {
 }
 
 // `function` is given a view of the rows, which is good for as long as it runs.
-int host_call(Program& self, int x, const nb::callable& function) {
+int host_call(BoundProgram& self, int x, const nb::callable& function) {
   return self.host_call(x, [function](const HostRows& rows) {
     const nb::gil_scoped_acquire acquire;
     function(rows.dtype == DType::kF32 ? host_array<float>(rows) : host_array<std::uint16_t>(rows));
@@ -93,30 +124,31 @@ Activation parse_activation(const std::string& name) {
   throw Error("activation '" + name + "' must be silu, gelu_tanh or gelu");
 }
 
-void bind_recording(nb::class_<Program>& program) {
+void bind_recording(nb::class_<BoundProgram>& program) {
   program
-      .def("input", [](Program& self, const std::string& name, std::int64_t width,
+      .def("input", [](BoundProgram& self, const std::string& name, std::int64_t width,
                        const char* dtype) { return self.input(name, width, parse_dtype(dtype)); })
       .def("output", &Program::output)
-      .def("embedding", [](Program& self, std::shared_ptr<PackedTable> table,
+      .def("embedding", [](BoundProgram& self, std::shared_ptr<PackedTable> table,
                            float scale) { return self.embedding(std::move(table), scale); })
-      .def("embedding", [](Program& self, std::shared_ptr<PackedLinear> table,
+      .def("embedding", [](BoundProgram& self, std::shared_ptr<PackedLinear> table,
                            float scale) { return self.embedding(std::move(table), scale); })
       .def("select_rows", &Program::select_rows)
       .def(
           "rms_norm",
-          [](Program& self, int x, std::shared_ptr<PackedVector> weight, int residual, float eps,
+          [](BoundProgram& self, int x, std::shared_ptr<PackedVector> weight, int residual,
+             float eps,
              float offset) { return self.rms_norm(x, std::move(weight), residual, eps, offset); },
           "residual -1: rms_norm, else rms_norm_add.")
       .def("linear", &Program::linear, "residual -1: linear, else linear_add.")
       .def("gated_linear",
-           [](Program& self, int x, std::shared_ptr<PackedLinear> weight,
+           [](BoundProgram& self, int x, std::shared_ptr<PackedLinear> weight,
               const std::string& activation) {
              return self.gated_linear(x, std::move(weight), parse_activation(activation));
            })
       .def(
           "qkv_rope_store",
-          [](Program& self, int x, std::shared_ptr<PackedLinear> weight, const KvLayer& kv,
+          [](BoundProgram& self, int x, std::shared_ptr<PackedLinear> weight, const KvLayer& kv,
              const HeadShape& heads, std::shared_ptr<RopeTable> rope, const HeadNorm* norm) {
             return self.qkv_rope_store(x, std::move(weight), kv, heads, std::move(rope),
                                        norm ? *norm : HeadNorm{});
@@ -171,23 +203,23 @@ void bind_program(nb::module_& m) {
            "seconds negative: never gives up.")
       .def("cancel", &Counters::cancel);
 
-  auto program = nb::class_<Program>(m, "Program", "A recorded forward.");
+  auto program = nb::class_<BoundProgram>(m, "Program", "A recorded forward.");
   program.def(
       "__init__",
-      [](Program* self, Device& d, const char* act, std::int64_t max_tokens,
+      [](BoundProgram* self, Device& d, const char* act, std::int64_t max_tokens,
          std::int64_t max_requests, std::int64_t max_logit_rows, std::int64_t max_position) {
-        new (self) Program(d.pool, d.kernels, parse_dtype(act),
-                           {max_tokens, max_requests, max_logit_rows, max_position});
+        new (self) BoundProgram(d.pool, d.kernels, parse_dtype(act),
+                                StepLimits{max_tokens, max_requests, max_logit_rows, max_position});
       },
       nb::arg("device"), nb::arg("act"), nb::arg("max_tokens"), nb::arg("max_requests"),
       nb::arg("max_logit_rows"), nb::arg("max_position"));
   bind_recording(program);
-  program.def("run", run, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),
-              nb::arg("query_start").noconvert(), nb::arg("seq_lens").noconvert(),
-              nb::arg("block_tables").noconvert(), nb::arg("slot_mapping").noconvert(),
-              nb::arg("logit_rows").noconvert(), nb::arg("extra").noconvert(),
-              nb::arg("outputs").none(), nb::arg("counter_targets").noconvert().none(),
-              "One step. Releases the GIL.");
+  program.def("run", run, nb::arg("token_ids"), nb::arg("positions"), nb::arg("query_start"),
+              nb::arg("seq_lens"), nb::arg("block_tables"), nb::arg("slot_mapping"),
+              nb::arg("logit_rows"), nb::arg("extra").noconvert(), nb::arg("outputs").none(),
+              nb::arg("counter_targets").noconvert().none(),
+              "One step; whether `taps` are the views that they were after the last. Releases the "
+              "GIL.");
   program.def("taps", taps, "Named outputs of the last run: views, overwritten by the next.");
   program.def_prop_ro("counters", &Program::counters);
   program.def_prop_ro("nbytes", &Program::bytes);

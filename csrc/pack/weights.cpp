@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::int64_t kMaxDim = 1 << 30;
 constexpr int kHalfPanel = kPanel / 2;
+constexpr std::int64_t kManyValues = 2 << 20;
 
 bool is_quantized(WeightFormat format) {
   return format != WeightFormat::kF32 && format != WeightFormat::kBf16;
@@ -158,8 +159,9 @@ std::vector<PackedLinear::Run> PackedLinear::runs_of(std::int64_t first, std::in
   return runs;
 }
 
-// pack(run, panel) of every run. Threads take runs as they come: while a model is loaded, others are
-// likely to be at work on the machine.
+// pack(run, panel) of every run: of large weights on all threads, which take runs as they come. A
+// small one takes about a millisecond; where other processes hold a thread's CPU, waiting for it
+// takes longer (docs/performance.md, "Start").
 template <class Pack>
 void PackedLinear::pack_runs(ThreadPool& pool, std::int64_t first, std::int64_t rows,
                              const Pack& pack) {
@@ -167,11 +169,16 @@ void PackedLinear::pack_runs(ThreadPool& pool, std::int64_t first, std::int64_t 
   const std::vector<Run> runs = runs_of(first, rows);
   const std::int64_t num_runs = static_cast<std::int64_t>(runs.size());
   std::atomic<std::int64_t> next{0};
-  pool.run([&](int) {
+  auto pack_all = [&](int) {
     for (std::int64_t r; (r = next.fetch_add(1, std::memory_order_relaxed)) < num_runs;) {
       pack(runs[r], panels_.data + runs[r].column / kPanel * weight_.panel_bytes);
     }
-  });
+  };
+  if (rows * weight_.k < kManyValues) {
+    pool.run_alone(pack_all);
+  } else {
+    pool.run(pack_all);
+  }
 }
 
 void PackedLinear::quantize_run(const SourceRows& rows, const Run& run, char* panel) {

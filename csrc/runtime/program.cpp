@@ -109,7 +109,7 @@ void Program::execute(int thread, const StepView& step, const Split split[2]) {
   }
 }
 
-void Program::run(const StepArrays& step) {
+bool Program::run(const StepArrays& step) {
   require(finished_, "a program must be finished before it runs");
   const std::lock_guard<std::mutex> lock(run_mutex_);
   check_step(step, rules_);
@@ -142,9 +142,12 @@ void Program::run(const StepArrays& step) {
   pool_->run([&](int thread) { execute(thread, view, split); });
   current_ = nullptr;
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  const bool same = last_taps_ == wanted && last_rows_[0] == view.num_tokens &&
+                    last_rows_[1] == view.num_logit_rows;
   last_taps_ = wanted;
   last_rows_[0] = view.num_tokens;
   last_rows_[1] = view.num_logit_rows;
+  return same;
 }
 
 std::vector<std::pair<std::string, Program::Tap>> Program::taps() const {

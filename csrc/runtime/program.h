@@ -113,7 +113,8 @@ class Program {
   const ValueInfo& info(int value) const;
   std::int64_t bytes() const;
 
-  void run(const StepArrays& step);
+  // Returns whether the outputs are those of the last run: the same ones, of as many rows.
+  bool run(const StepArrays& step);
 
   // A named output of the last run.
   struct Tap {

@@ -63,6 +63,11 @@ class SchedulerHook:
         """The message for the user after `Admission.FAIL`."""
         return f"{self.name} refused the request"
 
+    @property
+    def clamps(self) -> bool:
+        """Whether `clamp_tokens` may allow less now than it is asked for; asked once per step."""
+        return True
+
     def clamp_tokens(self, request: HookRequest, num_new_tokens: int) -> int:
         """At most how many of `num_new_tokens` may be scheduled now (≥ 0)."""
         return num_new_tokens
@@ -95,7 +100,8 @@ class RunnerFeature:
     """Worker half of a feature: per-request state in rows of the persistent batch.
 
     One life cycle: add_request / remove_request stage changes, `apply_staged_writes` puts them in
-    force once per step before the forward, `before_forward` / `after_forward` frame the forward.
+    force, once, before the forward of a step that brings or takes away any request,
+    `before_forward` / `after_forward` frame every forward.
     """
 
     name: str = ""

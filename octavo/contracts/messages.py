@@ -177,6 +177,7 @@ class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False)
     generation_tokens: int = 0
     num_steps: int = 0
     step_tokens: int = 0  # scheduled in the last step
+    forward_seconds: float = 0.0  # of all steps
 
     @property
     def kv_cache_usage(self) -> float:

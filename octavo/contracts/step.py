@@ -128,6 +128,7 @@ class RunnerOutput:
         errors: request id → why this request alone failed.
         error_params: request id → its field that is at fault, where the request contradicts itself;
             what it computed is sound.
+        forward_seconds: that the forward took.
         extras: per-feature results, keyed by feature.
     """
 
@@ -139,4 +140,5 @@ class RunnerOutput:
     pooler_outputs: dict[str, np.ndarray] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     error_params: dict[str, str] = field(default_factory=dict)
+    forward_seconds: float = 0.0
     extras: dict[str, Any] = field(default_factory=dict)

@@ -29,6 +29,10 @@ class Counters:
         self._stats.num_steps += 1
         self._stats.step_tokens = num_tokens
 
+    def count_forward(self, seconds: float) -> None:
+        """A step's forward took so long."""
+        self._stats.forward_seconds += seconds
+
     def count_prefix(self, request: Request, prefix: Prefix) -> None:
         """Once per prompt, however long it waited and however often it comes back."""
         request.num_cached_tokens = prefix.num_tokens

@@ -10,19 +10,22 @@ from octavo.core.request import Request
 
 
 class HookChain:
-    """All hooks, asked in order. Every hook hears of every event."""
+    """All hooks, asked in order. Every hook hears of every event that it has a method for."""
 
     def __init__(self, hooks: Sequence[SchedulerHook]) -> None:
         self._hooks = tuple(hooks)
-        # Asked for every request of every step, and for every block: by those who have an answer.
+        # What comes with every step, every request of it, and every block: for those who listen.
+        self._freeing = _overriding(hooks, "take_freed")
+        self._planning = _overriding(hooks, "build_step_meta")
+        self._hearing = _overriding(hooks, "on_output")
         self._clamping = _overriding(hooks, "clamp_tokens")
         self._hashing = _overriding(hooks, "extra_hash_keys")
         self._kept: dict[str, tuple[Request, set[str]]] = {}
 
     @property
     def clamps(self) -> bool:
-        """Whether `clamp` can change anything."""
-        return bool(self._clamping)
+        """Whether `clamp` can change anything now."""
+        return any(hook.clamps for hook in self._clamping)
 
     @property
     def adds_hash_keys(self) -> bool:
@@ -85,7 +88,7 @@ class HookChain:
     def take_freed(self) -> list[Request]:
         """Ended requests that no hook keeps any more."""
         freed = []
-        for hook in self._hooks:
+        for hook in self._freeing:
             for request_id in hook.take_freed():
                 request, keepers = self._kept.get(request_id, (None, set()))
                 keepers.discard(hook.name)
@@ -96,14 +99,14 @@ class HookChain:
 
     def add_step_meta(self, step: SchedulerOutput) -> None:
         """Let every hook add its data to a step that is otherwise complete."""
-        for hook in self._hooks:
+        for hook in self._planning:
             meta = hook.build_step_meta(step)
             if meta is not None:
                 step.extras[hook.name] = meta
 
     def output(self, step: SchedulerOutput, output: RunnerOutput) -> None:
         """A step's results, before requests are updated with them."""
-        for hook in self._hooks:
+        for hook in self._hearing:
             hook.on_output(step, output)
 
 

@@ -243,6 +243,8 @@ class KVCacheManager:
 
     def take_block_copies(self) -> list[BlockCopy]:
         """The copies of the step being built, in order; their sources are held no longer."""
+        if not self._copies:
+            return []
         copies = [BlockCopy(src=src.block_id, dst=dst.block_id) for src, dst in self._copies]
         self.pool.free(src for src, _ in self._copies)
         self._copies.clear()

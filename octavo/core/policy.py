@@ -87,9 +87,12 @@ class RequestQueue:
 
 def classes_in(*queues: RequestQueue) -> list[ServiceClass]:
     """Those of the requests that are in the queues, in order."""
-    # There are two: they are those of the first and the last one.
-    filled = [queue.requests for queue in queues if queue.requests]
-    return sorted({requests[i].service_class for requests in filled for i in (0, -1)})
+    found: set[ServiceClass] = set()
+    for queue in queues:
+        if queue.requests:  # there are two classes: they are those of the first and the last one
+            found.add(queue.requests[0].service_class)
+            found.add(queue.requests[-1].service_class)
+    return sorted(found)
 
 
 class PassedOver:

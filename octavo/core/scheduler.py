@@ -202,8 +202,9 @@ class Scheduler:
                 budget.withhold_all_but(MAX_TOKENS_BESIDE)
             self._schedule_running(plan, service_class)
             # What was just preempted would only fight with what comes in, unless that goes first.
-            preempted = map(self._requests.__getitem__, self._preempted_ids)
-            if all(request.service_class > service_class for request in preempted):
+            if self._waiting.requests and all(
+                self._requests[r].service_class > service_class for r in self._preempted_ids
+            ):
                 self._schedule_waiting(plan, service_class)
 
         step = plan.step
@@ -225,6 +226,7 @@ class Scheduler:
         with their blocks."""
         requests, budget = self._running.requests, plan.budget
         index, end = self._running.bounds(service_class)
+        clamps = self._hooks.clamps
         while index < end and budget.remaining:
             request = requests[index]
             index += 1
@@ -237,7 +239,7 @@ class Scheduler:
             drafts = NO_DRAFTS
             if request.spec_token_ids and num_tokens == num_wanted:
                 drafts = request.usable_drafts()[: budget.num_drafts(num_tokens, num_behind)]
-            if self._hooks.clamps:
+            if clamps:
                 num_allowed = self._hooks.clamp(request, num_tokens + len(drafts))
                 drafts = drafts[: max(0, num_allowed - num_tokens)]
                 num_tokens = min(num_tokens, num_allowed)
@@ -368,6 +370,7 @@ class Scheduler:
         if not self._in_flight or self._in_flight[0].step_id != step.step_id:
             raise ValueError(f"step {step.step_id} is not the oldest in flight")
         record = self._in_flight.popleft()
+        self._counters.count_forward(output.forward_seconds)
         sampled = dict(zip(output.request_ids, output.sampled_token_ids))
         errors = output.errors
         if not all(map(sampled.get, step.samples)):

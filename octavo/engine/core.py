@@ -1,7 +1,7 @@
 """EngineCore: the loop over scheduler and executor, with up to `pipeline_depth` steps in flight.
 
-    fill the queue:  schedule() → execute_model(step) → sample_tokens(grammar) → future
-    take the oldest: future.result() → update_from_output()
+    fill the queue:  schedule() → execute_model(step) → sample_tokens(grammar) → a result to come
+    take the oldest: result() → update_from_output()
 
 With depth 1 that is synchronous; with more, step k+1 is scheduled and submitted before the result
 of step k is waited for. A grammar's mask needs the tokens before it: where step k samples one of
@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,7 +37,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.engine.bad_words import check_bad_words
 from octavo.engine.deadlines import Deadlines
 from octavo.errors import ConfigError, EngineDeadError, OctavoError, RequestError
-from octavo.executor.base import Executor
+from octavo.executor.base import Done, Executor, StepResult
 from octavo.log import get_logger
 from octavo.structured.manager import StructuredOutputs
 from octavo.structured.vocabulary import Vocabulary
@@ -51,10 +50,10 @@ _IDLE_WAIT_SECONDS = 0.001
 
 @dataclass(slots=True)
 class _InFlight:
-    """A step whose forward was submitted, and its sampling too once it has a `future`."""
+    """A step whose forward was submitted, and its sampling too once it has a `result`."""
 
     step: SchedulerOutput
-    future: Future[RunnerOutput] | None = None
+    result: StepResult | None = None
 
 
 class EngineCore:
@@ -252,20 +251,20 @@ class EngineCore:
     def _may_submit(self) -> bool:
         """Whether the executor takes another step now: it samples the last one first."""
         return not self._in_flight or (
-            len(self._in_flight) < self._depth and self._in_flight[-1].future is not None
+            len(self._in_flight) < self._depth and self._in_flight[-1].result is not None
         )
 
     def _execute(self, step: SchedulerOutput) -> _InFlight:
         try:
             self._executor.execute_model(step)
         except Exception as error:
-            return _InFlight(step, _failed(error))
+            return _InFlight(step, Done(error))
         return _InFlight(step)
 
     def _sample_newest(self) -> list[EngineOutput]:
         """Submit the sampling of the newest step, if that is still to be done and the tokens that
         its masks follow are known. Returns the ends of requests whose grammar gave up."""
-        if not self._in_flight or self._in_flight[-1].future is not None:
+        if not self._in_flight or self._in_flight[-1].result is not None:
             return []
         newest = self._in_flight[-1]
         constrained = newest.step.grammar_request_ids
@@ -281,9 +280,9 @@ class EngineCore:
                     output.error, output.error_param = error, self._structured.error_param
                     outputs.append(output)
         try:
-            newest.future = self._executor.sample_tokens(grammar)
+            newest.result = self._executor.sample_tokens(grammar)
         except Exception as error:
-            newest.future = _failed(error)
+            newest.result = Done(error)
         return outputs
 
     def _offer_forced_tokens(self, step: SchedulerOutput) -> None:
@@ -295,10 +294,10 @@ class EngineCore:
 
     def _result_of(self, in_flight: _InFlight) -> RunnerOutput:
         """The step's result; where it failed, one that fails every request in it."""
-        step, future = in_flight.step, in_flight.future
-        assert future is not None, "the oldest step waits for nothing"
+        step, result = in_flight.step, in_flight.result
+        assert result is not None, "the oldest step waits for nothing"
         try:
-            return future.result()
+            return result.result()
         except EngineDeadError:
             raise
         except Exception as error:
@@ -396,12 +395,6 @@ def _is_empty(step: SchedulerOutput) -> bool:
     return not (
         step.num_scheduled_tokens or step.finished_request_ids or step.preempted_request_ids
     )
-
-
-def _failed(error: Exception) -> Future[RunnerOutput]:
-    future: Future[RunnerOutput] = Future()
-    future.set_exception(error)
-    return future
 
 
 def _text_of(error: Exception) -> str:

@@ -159,14 +159,43 @@ class IdsOnly:
         return Piece("", len(token_ids))
 
 
+class DetokenizerAtEnd:
+    """The text of a completion that nobody sees before its end, and that no text ends: it is made
+    of all tokens at once."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self._detokenizer = Detokenizer(tokenizer, params)
+        self._token_ids: list[int] = []
+
+    def push(
+        self, token_ids: Sequence[int], *, stop_token: bool = False, finished: bool = False
+    ) -> Piece:
+        """As `Detokenizer.push`; the last piece has all the text."""
+        self._token_ids += token_ids
+        text = ""
+        if finished:
+            text = self._detokenizer.push(self._token_ids, stop_token=stop_token).text
+        return Piece(text, len(token_ids))
+
+
 def make_detokenizer(
-    tokenizer: Tokenizer, params: SamplingParams, parser: OutputParser | None = None
-) -> Detokenizer | ParsingDetokenizer | IdsOnly:
-    """The detokenizer that `params` asks for, with a parser if there is one."""
+    tokenizer: Tokenizer,
+    params: SamplingParams,
+    parser: OutputParser | None = None,
+    *,
+    is_shown_at_end: bool = False,
+) -> Detokenizer | ParsingDetokenizer | DetokenizerAtEnd | IdsOnly:
+    """The detokenizer that `params` asks for, with a parser if there is one.
+
+    Args:
+        is_shown_at_end: nobody sees the text before.
+    """
     if not params.detokenize:
         return IdsOnly()
     if parser is not None:
         return ParsingDetokenizer(tokenizer, params, parser)
+    if is_shown_at_end and not (params.stop_strings or params.stop_regexes):
+        return DetokenizerAtEnd(tokenizer, params)
     return Detokenizer(tokenizer, params)
 
 

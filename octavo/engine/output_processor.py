@@ -208,9 +208,10 @@ class _Request:
         prompt's log probabilities are complete, nor between the first output of a completion and
         its last with fewer than `stream_interval` tokens. News of progress come by themselves."""
         progress, self.progress = self.progress, None
-        finished, complete = self.finished, self.is_prompt_reported
+        finished = self.finished
         if not finished and self.kind is RequestOutputKind.FINAL_ONLY:
             return None
+        complete = self.is_prompt_reported
         is_due = any(c.is_due(self._interval) for c in self.completions)
         if not is_due or not (finished or complete):
             return None if progress is None else self._progress_output(progress)
@@ -254,7 +255,12 @@ class _Completion:
         self.index = index
         self.engine_id = engine_id
         self.changed = False
-        self._detokenizer = make_detokenizer(tokenizer, params, parser)
+        self._detokenizer = make_detokenizer(
+            tokenizer,
+            params,
+            parser,
+            is_shown_at_end=request.kind is RequestOutputKind.FINAL_ONLY,
+        )
         self._tokenizer = tokenizer if params.detokenize else None
         self._pieces: list[str] = []  # of the text; for deltas, of what is not reported yet
         self._events: list[Event] | None = None if parser is None else []  # the same, taken apart
@@ -345,7 +351,8 @@ class _Completion:
         )
 
     def _show(self, piece: Piece) -> None:
-        self._pieces.append(piece.text)
+        if piece.text:
+            self._pieces.append(piece.text)
         if self._events is not None:
             self._events += piece.events
 

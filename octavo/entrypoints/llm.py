@@ -380,7 +380,7 @@ class LLM:
                 for output in outputs:
                     done[output.request_id] = output
                     num_tokens += sum(len(c.token_ids) for c in output.outputs)
-                progress.update(len(done), num_tokens)
+                    progress.update(len(done), num_tokens)
         return [done[r.request_id] for r in requests]
 
     def _uninterrupted(self, requests: list[ProcessedRequest]) -> Iterator[list[RequestOutput]]:

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
 
 from octavo.contracts.step import GrammarOutput, RunnerOutput, SchedulerOutput
 from octavo.worker.info import ExecutorInfo
 
-__all__ = ["Executor", "ExecutorInfo"]
+__all__ = ["Done", "Executor", "ExecutorInfo", "StepResult"]
+
+
+class StepResult(Protocol):
+    """What a step brought, or will bring: a `Future`, or `Done`."""
+
+    def result(self) -> RunnerOutput:
+        """Wait for it. Raises what the step raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that has run already: a `Future` would make locks that nobody waits at."""
+
+    output: RunnerOutput | Exception
+
+    def result(self) -> RunnerOutput:
+        if isinstance(self.output, Exception):
+            raise self.output
+        return self.output
 
 
 class Executor(ABC):
@@ -31,7 +51,7 @@ class Executor(ABC):
         """Submit a step's forward."""
 
     @abstractmethod
-    def sample_tokens(self, grammar: GrammarOutput | None) -> Future[RunnerOutput]:
+    def sample_tokens(self, grammar: GrammarOutput | None) -> StepResult:
         """Submit the sampling of the step last given to `execute_model`."""
 
     @abstractmethod

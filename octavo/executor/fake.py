@@ -7,7 +7,6 @@ take as long as they are told to (`fake_step_time`).
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from octavo.contracts.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGr
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.step import GrammarOutput, RunnerOutput, SchedulerOutput
 from octavo.contracts.tensor import DType
-from octavo.executor.base import Executor, ExecutorInfo
+from octavo.executor.base import Done, Executor, ExecutorInfo
 from octavo.models.files import ModelFiles
 from octavo.models.registry import build_model
 
@@ -67,7 +66,7 @@ class FakeExecutor(Executor):
     def execute_model(self, step: SchedulerOutput) -> None:
         self._step = step
 
-    def sample_tokens(self, grammar: GrammarOutput | None) -> Future[RunnerOutput]:
+    def sample_tokens(self, grammar: GrammarOutput | None) -> Done:
         step, lengths = self._step, self._lengths
         assert step is not None
         time.sleep(self._config.device.fake_step_time)
@@ -86,8 +85,7 @@ class FakeExecutor(Executor):
                 sampled.append([lengths[request_id] * _STRIDE % self._model.vocab_size])
             else:
                 sampled.append([])
-        future: Future[RunnerOutput] = Future()
-        future.set_result(
+        return Done(
             RunnerOutput(
                 step_id=step.step_id,
                 request_ids=list(step.num_scheduled_tokens),
@@ -99,7 +97,6 @@ class FakeExecutor(Executor):
                 },
             )
         )
-        return future
 
     def _vector(self, request_id: str) -> np.ndarray:
         """A unit vector [dimensions] float32."""

@@ -6,12 +6,13 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.step import GrammarOutput, RunnerOutput, SchedulerOutput
 from octavo.errors import EngineDeadError
-from octavo.executor.base import Executor, ExecutorInfo
+from octavo.executor.base import Done, Executor, ExecutorInfo, StepResult
 from octavo.models.files import ModelFiles
 from octavo.worker.worker import Worker
 
@@ -61,13 +62,18 @@ class UniProcExecutor(Executor):
 
     def execute_model(self, step: SchedulerOutput) -> None:
         self.check_health()
-        self._submit(lambda: self._execute(step))
+        if self._run_in_background:
+            self._calls.put(partial(self._execute, step))
+        else:
+            self._execute(step)
 
-    def sample_tokens(self, grammar: GrammarOutput | None) -> Future[RunnerOutput]:
+    def sample_tokens(self, grammar: GrammarOutput | None) -> StepResult:
         self.check_health()
+        if not self._run_in_background:
+            return Done(self._sample(grammar))
         future: Future[RunnerOutput] = Future()
         future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
-        self._submit(lambda: self._sample(grammar, future))
+        self._calls.put(partial(self._sample_for, future, grammar))
         return future
 
     def check_health(self) -> None:
@@ -84,12 +90,6 @@ class UniProcExecutor(Executor):
             self._thread = None
         self._worker.close()
 
-    def _submit(self, call: Callable[[], None]) -> None:
-        if self._run_in_background:
-            self._calls.put(call)
-        else:
-            call()
-
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
@@ -100,14 +100,18 @@ class UniProcExecutor(Executor):
         except Exception as error:
             self._step_error = error
 
-    def _sample(self, grammar: GrammarOutput | None, future: Future[RunnerOutput]) -> None:
+    def _sample(self, grammar: GrammarOutput | None) -> RunnerOutput | Exception:
         error, self._step_error = self._step_error, None
         if error is not None:
-            future.set_exception(error)
-            return
+            return error
         try:
-            output = self._worker.sample_tokens(grammar)
+            return self._worker.sample_tokens(grammar)
         except Exception as raised:
-            future.set_exception(raised)
+            return raised
+
+    def _sample_for(self, future: Future[RunnerOutput], grammar: GrammarOutput | None) -> None:
+        output = self._sample(grammar)
+        if isinstance(output, Exception):
+            future.set_exception(output)
         else:
             future.set_result(output)

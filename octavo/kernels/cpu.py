@@ -38,6 +38,8 @@ from octavo.kernels.sync import Counters
 _CHUNK_ELEMENTS = 2 << 20
 """Elements of a checkpoint tensor converted at once: what loading needs beside the result."""
 
+_BF16_BITS = np.dtype(np.uint16)
+
 
 def kernel_tiers(cap: str | None = None) -> list[str]:
     """Kernel tiers that run on this machine, lowest first, up to `cap` (a tier's name). Raises
@@ -182,7 +184,7 @@ class CpuBackend(Backend):
         return CpuGraph(recorder.finish())
 
     def to_numpy(self, array: Any) -> np.ndarray:
-        return bf16_to_float32(array) if array.dtype == np.uint16 else array
+        return bf16_to_float32(array) if array.dtype == _BF16_BITS else array
 
     def close(self) -> None:
         self._device.close()
@@ -243,6 +245,7 @@ class CpuGraph(Graph):
     def __init__(self, program: _cpu.Program) -> None:
         self._program = program
         self._counters = CpuCounters(program.counters)
+        self._taps: Mapping[str, Any] = {}
 
     @property
     def counters(self) -> Counters:
@@ -254,7 +257,7 @@ class CpuGraph(Graph):
 
     def replay(self, step: StepInputs) -> Mapping[str, Any]:
         try:
-            self._program.run(
+            are_same = self._program.run(
                 step.token_ids,
                 step.positions,
                 step.query_start,
@@ -272,7 +275,9 @@ class CpuGraph(Graph):
             raise KernelError(
                 "step arrays must be contiguous int32 (inputs float32, or uint16 for bfloat16)"
             ) from error
-        return self._program.taps()
+        if not are_same:
+            self._taps = self._program.taps()
+        return self._taps
 
     def set_profiling(self, on: bool) -> None:
         """Time every op from now on."""

@@ -285,7 +285,8 @@ class Ops(ABC):
 
 @dataclass(slots=True, kw_only=True)
 class StepInputs:
-    """The arrays of one step. T tokens of B requests, flat, requests one after the other.
+    """The arrays of one step. T tokens of B requests, flat, requests one after the other. Between
+    replays an array may be written anew, but not resized: who read it last may know where it lies.
 
     Attributes:
         token_ids: [T] int32.

@@ -63,6 +63,10 @@ class RequestProcessors(LogitsStage):
     def remove_request(self, row: int) -> None:
         self._states.drop(row)
 
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._states)
+
     def rows_to_edit(self, batch: SampleBatch) -> np.ndarray | None:
         return self._states.find(batch.rows)
 
@@ -103,6 +107,10 @@ class BatchProcessor(LogitsStage):
 
     def remove_request(self, row: int) -> None:
         self._contexts.drop(row)
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._contexts)
 
     def rows_to_edit(self, batch: SampleBatch) -> np.ndarray | None:
         return self._contexts.find(batch.rows)

@@ -91,6 +91,10 @@ class ForcedTokens(LogitsStage):
         self._traces.drop(row)
         self._budgets.drop(row)
 
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._traces or self._budgets)
+
     def rows_to_edit(self, batch: SampleBatch) -> np.ndarray | None:
         self._forced = {}
         self._find_by_budget(batch)

@@ -18,6 +18,10 @@ _WORD = 32
 class GrammarMask(LogitsStage):
     """Only what a request's grammar allows may be sampled. The masks come with the step."""
 
+    @property
+    def is_needed(self) -> bool:
+        return True  # by the step
+
     def rows_to_edit(self, batch: SampleBatch) -> np.ndarray | None:
         return None if batch.grammar is None else batch.grammar.rows
 
@@ -44,6 +48,10 @@ class AllowedTokens(LogitsStage):
 
     def remove_request(self, row: int) -> None:
         self._bitmasks.drop(row)
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._bitmasks)
 
     def rows_to_edit(self, batch: SampleBatch) -> np.ndarray | None:
         return self._bitmasks.find(batch.rows)
@@ -98,6 +106,10 @@ class BadWords(LogitsStage):
     def remove_request(self, row: int) -> None:
         self._words.drop(row)
 
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._words)
+
     def rows_to_edit(self, batch: SampleBatch) -> np.ndarray | None:
         return self._words.find(batch.rows)
 
@@ -132,6 +144,10 @@ class MinTokens(LogitsStage):
     def apply_staged_writes(self) -> None:
         self._until.apply()
 
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._stop_ids)
+
     def rows_to_edit(self, batch: SampleBatch) -> np.ndarray | None:
         found = self._stop_ids.find(batch.rows)
         if found is None:
@@ -158,6 +174,10 @@ class LogitBias(LogitsStage):
 
     def remove_request(self, row: int) -> None:
         self._biases.drop(row)
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._biases)
 
     def rows_to_edit(self, batch: SampleBatch) -> np.ndarray | None:
         return self._biases.find(batch.rows)

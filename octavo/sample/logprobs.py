@@ -56,6 +56,11 @@ class Logprobs(RunnerFeature):
     def apply_staged_writes(self) -> None:
         self._k_plus_1.apply()
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether any row has asked."""
+        return bool(self._rows)
+
     def wanted(self, rows: np.ndarray) -> np.ndarray | None:
         """1 + k per logits row, 0 where not asked for: [R]; None where nothing is."""
         if not self._rows:

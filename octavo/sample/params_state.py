@@ -49,6 +49,7 @@ class DrawParams(RunnerFeature):
         self._state = StagedColumns(
             num_rows, np.float32, np.int32, np.float32, np.float32, np.uint64, np.int32
         )
+        self._drawn: set[int] = set()  # rows that do not just take the best token
 
     def add_request(self, row: int, request: NewRequestData) -> None:
         params = sampling_params_of(request)
@@ -57,6 +58,8 @@ class DrawParams(RunnerFeature):
             if not params.is_greedy:
                 raise RequestError("seed=None; a seed is drawn at admission", param="seed")
             seed = 0  # a greedy row draws nothing
+        if not params.is_greedy:
+            self._drawn.add(row)
         self._state.stage(
             row,
             params.temperature,
@@ -67,12 +70,20 @@ class DrawParams(RunnerFeature):
             request.sample_index,
         )
 
+    def remove_request(self, row: int) -> None:
+        self._drawn.discard(row)
+
     def apply_staged_writes(self) -> None:
         self._state.apply()
 
+    @property
+    def has_draws(self) -> bool:
+        """Whether any row is drawn."""
+        return bool(self._drawn)
+
     def are_greedy(self, rows: np.ndarray) -> bool:
         """Whether all of `rows` take the best token."""
-        return not self._state.columns[0][rows].any()
+        return not (self._drawn and self._state.columns[0][rows].any())
 
     def gather(self, rows: np.ndarray, positions: np.ndarray) -> SamplingRows:
         """The columns for logits rows.

@@ -94,6 +94,10 @@ class Penalties(LogitsStage):
     def apply_staged_writes(self) -> None:
         self._columns.apply()
 
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._counts)
+
     def rows_to_edit(self, batch: SampleBatch) -> np.ndarray | None:
         return self._counts.find(batch.rows)
 

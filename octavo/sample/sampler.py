@@ -4,7 +4,7 @@ The order is vLLM's. Log probabilities are those of the raw logits. Then the log
 grammars, allowed ids, bad words, stop ids of requests below `min_tokens`, biases, logits
 processors, penalties, forced tokens. Then each row is drawn (greedy where its temperature is 0):
 temperature, processors that keep the argmax, min-p, top-k, top-p. A stage that no request in the
-batch needs costs nothing. A stage is a small class with state per row of the persistent batch and
+batch needs is not asked. A stage is a small class with state per row of the persistent batch and
 `RunnerFeature`'s life cycle.
 """
 
@@ -20,6 +20,7 @@ import numpy as np
 from octavo.config.sections import LogprobsMode
 from octavo.contracts.features import RunnerFeature
 from octavo.contracts.messages import LogprobRows
+from octavo.contracts.step import NewRequestData
 from octavo.kernels.ops import Backend
 from octavo.kernels.sampling_ops import SamplingRows
 from octavo.sample.custom import BatchProcessor, RequestProcessors
@@ -44,12 +45,12 @@ class SampledRows:
     """What the logits rows of a step gave.
 
     Attributes:
-        token_ids: [R] int32; no token's id where the row failed.
+        token_ids: [R]; no token's id where the row failed.
         failed: logits rows without a token, and why.
         logprobs: logits row → its log probabilities, where asked for.
     """
 
-    token_ids: np.ndarray
+    token_ids: list[int]
     failed: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, LogprobRows] = field(default_factory=dict)
 
@@ -58,19 +59,23 @@ def merged_rows(parts: Sequence[SampledRows]) -> SampledRows:
     """The results of logits rows that were sampled in parts, in order; at least one."""
     if len(parts) == 1:
         return parts[0]
+    token_ids: list[int] = []
     failed: dict[int, str] = {}
     logprobs: dict[int, LogprobRows] = {}
-    start = 0
     for part in parts:
+        start = len(token_ids)
         failed |= {start + row: why for row, why in part.failed.items()}
         logprobs |= {start + row: rows for row, rows in part.logprobs.items()}
-        start += len(part.token_ids)
-    token_ids = np.concatenate([part.token_ids for part in parts])
+        token_ids += part.token_ids
     return SampledRows(token_ids=token_ids, failed=failed, logprobs=logprobs)
 
 
-class Sampler:
+class Sampler(RunnerFeature):
     """The stages in order.
+
+    Attributes:
+        is_idle: all requests in the batch take the best of the raw logits, and nothing more;
+            where it is false, `needs_only_best` may still say so of a step.
 
     Args:
         num_rows: rows of the persistent batch.
@@ -98,7 +103,6 @@ class Sampler:
         ]
         self._grammar_mask = GrammarMask()
         self._edits: tuple[LogitsStage, ...] = (
-            self._grammar_mask,
             AllowedTokens(num_rows, vocab_size),
             BadWords(num_rows),
             MinTokens(num_rows, vocab_size),
@@ -111,17 +115,36 @@ class Sampler:
         self._invariant = tuple(stage for stage in processors if stage.is_argmax_invariant)
         self._draws = DrawParams(num_rows)
         self._logprobs = Logprobs(num_rows, vocab_size)
-        self.stages: tuple[RunnerFeature, ...] = (
+        self._stages: tuple[RunnerFeature, ...] = (
             *(*self._edits, *self._invariant),
             *(self._draws, self._logprobs),
         )
+        # Of the edits, those that some request in the batch needs.
+        self._active: tuple[LogitsStage, ...] = ()
+        self.is_idle = True
+
+    def add_request(self, row: int, request: NewRequestData) -> None:
+        for stage in self._stages:
+            stage.add_request(row, request)
+
+    def remove_request(self, row: int) -> None:
+        for stage in self._stages:
+            stage.remove_request(row)
+
+    def apply_staged_writes(self) -> None:
+        for stage in self._stages:
+            stage.apply_staged_writes()
+        self._active = tuple(stage for stage in self._edits if stage.is_needed)
+        is_plain = not (self._active or self._draws.has_draws or self._logprobs.is_needed)
+        self.is_idle = is_plain
 
     def needs_only_best(self, batch: SampleBatch) -> bool:
         """Whether every row takes the best of its logits as they are, and nobody asks for more."""
         return (
-            self._draws.are_greedy(batch.rows)
+            batch.grammar is None
+            and self._draws.are_greedy(batch.rows)
             and self._logprobs.wanted(batch.rows) is None
-            and all(stage.rows_to_edit(batch) is None for stage in self._edits)
+            and all(stage.rows_to_edit(batch) is None for stage in self._active)
         )
 
     def take_best(self, array: Any) -> SampledRows:
@@ -130,10 +153,9 @@ class Sampler:
         Args:
             array: the back end's [R, 2] float32, token id and logit (`Ops.argmax`).
         """
-        best = self._backend.to_numpy(array)
-        logits = best[:, 1].tolist()
-        failed = {row: _NOT_FINITE for row, x in enumerate(logits) if not math.isfinite(x)}
-        return SampledRows(token_ids=best[:, 0].astype(np.int32), failed=failed)
+        best = self._backend.to_numpy(array).tolist()
+        failed = {row: _NOT_FINITE for row, (_, x) in enumerate(best) if not math.isfinite(x)}
+        return SampledRows(token_ids=[int(token_id) for token_id, _ in best], failed=failed)
 
     def sample(self, logits: Any, batch: SampleBatch) -> SampledRows:
         """One token per logits row.
@@ -145,7 +167,7 @@ class Sampler:
         wanted = self._logprobs.wanted(batch.rows)
         edits, late_edits = (
             [(s, edited) for s in stages if (edited := s.rows_to_edit(batch)) is not None]
-            for stages in (self._edits, self._invariant)
+            for stages in ((self._grammar_mask, *self._active), self._invariant)
         )
         raw = None
         if (edits or late_edits) and wanted is not None:
@@ -163,7 +185,7 @@ class Sampler:
         token_ids = ops.sample(logits, draws)
         failed = self._failures(logits, token_ids) | batch.failed
         if wanted is None:
-            return SampledRows(token_ids=token_ids, failed=failed)
+            return SampledRows(token_ids=token_ids.tolist(), failed=failed)
         wanted[list(failed)] = 0
         if raw is not None:
             logits[raw[0]] = raw[1]
@@ -172,7 +194,7 @@ class Sampler:
         logprobs = self._logprobs.gather(
             ops, logits, batch.rows, wanted, token_ids, self._is_normalized
         )
-        return SampledRows(token_ids=token_ids, failed=failed, logprobs=logprobs)
+        return SampledRows(token_ids=token_ids.tolist(), failed=failed, logprobs=logprobs)
 
     def _copy_raw(
         self, logits: Any, wanted: np.ndarray, edits: list[tuple[LogitsStage, np.ndarray]]

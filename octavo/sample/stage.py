@@ -63,6 +63,11 @@ class SampleBatch:
 class LogitsStage(RunnerFeature, ABC):
     """State per row of the persistent batch, and an edit of the logits rows that have some."""
 
+    @property
+    @abstractmethod
+    def is_needed(self) -> bool:
+        """Whether `rows_to_edit` may name any, as long as no request comes or goes."""
+
     @abstractmethod
     def rows_to_edit(self, batch: SampleBatch) -> np.ndarray | None:
         """Indices of logits rows, rising; None where the stage has nothing to do."""
@@ -78,6 +83,10 @@ class RequestRows(Generic[T]):
     def __init__(self, num_rows: int) -> None:
         self._states: dict[int, T] = {}
         self._has_state = np.zeros(num_rows, dtype=bool)
+
+    def __bool__(self) -> bool:
+        """Whether any row has a state."""
+        return bool(self._states)
 
     def put(self, row: int, state: T) -> None:
         """`row` has a state now."""

@@ -102,8 +102,10 @@ class StructuredOutputs(SchedulerHook):
     def give_way(self) -> None:
         """Stand still between two steps, for a few milliseconds at a time, if a grammar is being
         compiled: its threads and processes run only where a core is idle, and steps leave none."""
+        if not self._compiler.is_busy:
+            return
         now = time.monotonic()
-        if not (self._share.is_free(now) and self._compiler.is_busy):
+        if not self._share.is_free(now):
             return
         if self._is_turn_of_masks and self._has_resting:
             # The share became free during the step: else whoever rests would always come too late.
@@ -139,6 +141,10 @@ class StructuredOutputs(SchedulerHook):
 
     def error_of(self, request: HookRequest) -> str:
         return f"the grammar cannot be used: {self._requests[request.request_id].error}"
+
+    @property
+    def clamps(self) -> bool:
+        return bool(self._requests)
 
     def clamp_tokens(self, request: HookRequest, num_new_tokens: int) -> int:
         if request.request_id in self._requests:

@@ -8,7 +8,10 @@ import numpy as np
 
 
 class BlockTable:
-    """[num_rows, max_blocks] int32, 0 past a row's end. Appends are staged and applied at once.
+    """Appends are staged and applied at once.
+
+    Attributes:
+        blocks: [num_rows, max_blocks] int32, 0 past a row's end.
 
     Args:
         num_rows: rows of the persistent batch.
@@ -19,8 +22,8 @@ class BlockTable:
     def __init__(self, num_rows: int, max_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.max_blocks = max_blocks
-        self._table = np.zeros((num_rows, max_blocks), dtype=np.int32)
-        self._flat = self._table.reshape(-1)
+        self.blocks = np.zeros((num_rows, max_blocks), dtype=np.int32)
+        self._flat = self.blocks.reshape(-1)
         # Ends of the rows with all that is staged. A free row keeps its end until it is reused,
         # so that `stage_row` knows what to overwrite.
         self._ends = [0] * num_rows
@@ -52,19 +55,3 @@ class BlockTable:
             self._flat[self._staged_index] = self._staged_ids
             self._staged_index.clear()
             self._staged_ids.clear()
-
-    def gather(self, rows: np.ndarray, num_tokens: int) -> np.ndarray:
-        """The tables of `rows` [B], as wide as `num_tokens` need: [B, width] int32, contiguous."""
-        return self._table[rows, : -(-num_tokens // self.block_size)]
-
-    def slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Where the KV of tokens goes: block id * block size + offset.
-
-        Args:
-            rows, positions: [T], a token's row (int64) and absolute position (int32).
-
-        Returns:
-            [T] int32.
-        """
-        block, offset = np.divmod(positions, self.block_size)
-        return self._table[rows, block] * self.block_size + offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,12 @@ class ForwardResult:
     """Attributes:
     taps: of the forward.
     tap: the one that sampling reads: "logits", or "argmax" where the best of each row is enough.
+    seconds: that the forward took.
     """
 
     taps: Mapping[str, Any]
     tap: str
+    seconds: float
 
 
 class StepForward:
@@ -57,7 +60,9 @@ class StepForward:
         elif len(inputs.logit_rows):
             outputs.append(tap)
         inputs.outputs = outputs
-        return ForwardResult(taps=self._graph.replay(inputs), tap=tap)
+        start = time.perf_counter()
+        taps = self._graph.replay(inputs)
+        return ForwardResult(taps=taps, tap=tap, seconds=time.perf_counter() - start)
 
     def parts(self, batch: StepBatch, result: ForwardResult) -> Iterator[tuple[slice, Any]]:
         """The logits rows of a step that has some, in parts, each valid until the next: which they

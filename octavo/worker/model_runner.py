@@ -84,7 +84,7 @@ class ModelRunner:
             block_sizes=block_sizes,
         )
         self._builder = StepBatchBuilder(
-            max_tokens=limits.max_tokens, max_requests=limits.max_requests
+            self._state, max_tokens=limits.max_tokens, max_requests=limits.max_requests
         )
         sizes = {"num_rows": limits.max_requests, "vocab_size": vocab_size}
         self._sampler = Sampler(
@@ -95,7 +95,7 @@ class ModelRunner:
         self._features = tuple(features)
         self._pooling_states: tuple[RunnerFeature, ...] = (self._pooler, *self._features)
         self._row_states: tuple[RunnerFeature, ...] = (
-            *self._sampler.stages,
+            self._sampler,
             self._prompt_logprobs,
             *self._pooling_states,
         )
@@ -112,18 +112,19 @@ class ModelRunner:
         if step.block_copies:
             self._kv.copy_blocks(step.block_copies)
         request_ids = [r for r in step.num_scheduled_tokens if r not in self._failed]
-        batch = self._builder.build(step, self._state, request_ids) if request_ids else None
+        batch = self._builder.build(step, request_ids) if request_ids else None
         for feature in self._features:
             feature.before_forward(step)
         ran = (batch, self._run(step, batch)) if batch is not None else None
         self._pending = _Pending(step=step, ran=ran)
 
     def _run(self, step: SchedulerOutput, batch: StepBatch) -> ForwardResult:
-        only_best = not step.grammar_request_ids and self._sampler.needs_only_best(
-            self._sample_batch(batch)
+        only_best = not step.grammar_request_ids and (
+            self._sampler.is_idle or self._sampler.needs_only_best(self._sample_batch(batch))
         )
-        asks = any(
-            state.find(batch.rows) is not None for state in (self._prompt_logprobs, self._pooler)
+        asks = (
+            self._prompt_logprobs.find(batch.rows) is not None
+            or self._pooler.find(batch.rows) is not None
         )
         return self._forward.run(batch, only_best=only_best, hidden_states=asks)
 
@@ -151,9 +152,11 @@ class ModelRunner:
         tokens: dict[str, list[int]] = {}
         if pending.ran is not None:
             batch, result = pending.ran
+            output.forward_seconds = result.seconds
             tokens = self._sample(pending.step, batch, result, output, grammar)
-            self._add_prompt_logprobs(batch, result.taps, output)
-            self._add_pooled(batch, result.taps, output)
+            if "hidden_states" in result.taps:
+                self._add_prompt_logprobs(batch, result.taps, output)
+                self._add_pooled(batch, result.taps, output)
         output.sampled_token_ids = [tokens.get(r, []) for r in output.request_ids]
         if self._failed:
             for request_id in output.request_ids:
@@ -218,8 +221,9 @@ class ModelRunner:
             if request_id not in self._failed:
                 self._state.update_request(request_id, new_block_ids, num_computed)
         self._state.apply_staged_writes()
-        for row_state in self._row_states:
-            row_state.apply_staged_writes()
+        if step.new_requests or step.finished_request_ids or step.preempted_request_ids:
+            for row_state in self._row_states:
+                row_state.apply_staged_writes()
 
     def _add(self, request: NewRequestData) -> None:
         """Add a request to the batch; where that fails, it fails alone."""
@@ -262,7 +266,7 @@ class ModelRunner:
         grammar: GrammarOutput | None,
     ) -> dict[str, list[int]]:
         """Sample the step's logits rows. Returns request id → tokens."""
-        if not len(batch.sample_index):
+        if not batch.sample_index:
             return {}
         masks = None if grammar is None else masked_rows(grammar, step, batch)
         sampled = merged_rows(
@@ -273,16 +277,14 @@ class ModelRunner:
                 for part, array in self._forward.parts(batch, result)
             ]
         )
-        self._state.write_sampled(
-            batch.logit_rows_of_state, batch.logit_positions, sampled.token_ids
-        )
-        token_ids = sampled.token_ids.tolist()
+        token_ids = sampled.token_ids
+        self._builder.write_sampled(token_ids)
         if not (step.scheduled_drafts or sampled.failed or sampled.logprobs):
-            names = map(batch.request_ids.__getitem__, batch.sample_index.tolist())
+            names = map(batch.request_ids.__getitem__, batch.sample_index)
             return {request_id: [token_id] for request_id, token_id in zip(names, token_ids)}
         tokens: dict[str, list[int]] = {}
         end = 0
-        for i, count in zip(batch.sample_index.tolist(), batch.num_logits.tolist()):
+        for i, count in zip(batch.sample_index, batch.num_logits):
             request_id = batch.request_ids[i]
             rows = range(end, end + count)
             end += count

@@ -3,7 +3,8 @@
 A request's row stays the same while it runs, so that everything kept per request (tokens, block
 tables, sampling columns, feature state) is an array indexed by row. Writes are staged while the
 diffs of a step are read and put in force in one go. Sampled tokens are written here by the runner
-itself: the next step may be submitted before the scheduler knows them.
+itself (`StepBatchBuilder.write_sampled`): the next step may be submitted before the scheduler knows
+them.
 """
 
 from __future__ import annotations
@@ -46,8 +47,6 @@ class RequestState:
         self._vocab_size = vocab_size
         self._free_rows = list(reversed(range(max_num_seqs)))
         self._new: list[tuple[int, np.ndarray, int, int]] = []
-        self._computed_rows: list[int] = []
-        self._computed: list[int] = []
 
     @staticmethod
     def nbytes(*, max_num_seqs: int, max_model_len: int, block_sizes: Sequence[int]) -> int:
@@ -87,10 +86,10 @@ class RequestState:
     def update_request(
         self, request_id: str, new_block_ids: BlockIds | None, num_computed_tokens: int
     ) -> None:
-        """Stage the diff of a known request."""
+        """Stage the diff of a known request. Its count is written at once: no one reads it before
+        the diffs are in force, and to stage it would take longer."""
         row = self.rows[request_id]
-        self._computed_rows.append(row)
-        self._computed.append(num_computed_tokens)
+        self.num_computed_tokens[row] = num_computed_tokens
         if new_block_ids is not None:
             for table, block_ids in zip(self.block_tables, new_block_ids):
                 table.stage_append(row, block_ids)
@@ -103,10 +102,6 @@ class RequestState:
             self.num_prompt_tokens[row] = num_prompt_tokens
             self.num_computed_tokens[row] = num_computed_tokens
         self._new.clear()
-        if self._computed_rows:
-            self.num_computed_tokens[self._computed_rows] = self._computed
-            self._computed_rows.clear()
-            self._computed.clear()
         for table in self.block_tables:
             table.apply_staged_writes()
 
@@ -114,11 +109,6 @@ class RequestState:
         """Put drafts where the tokens will be that they guess. They are not counted."""
         row = self.rows[request_id]
         self.token_ids[row, position : position + len(token_ids)] = token_ids
-
-    def write_sampled(self, rows: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
-        """Keep token_ids[i] at positions[i] of rows[i]; a row's positions rise."""
-        self.token_ids[rows, positions] = token_ids
-        self.num_tokens[rows] = positions + 1
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
         """Keep only the first `num_tokens` tokens: the rest were sampled after a rejected draft."""

@@ -95,6 +95,13 @@ class TestChain:
         assert not chain.clamps
         assert not chain.adds_hash_keys
 
+    def test_one_that_clamps_nothing_now_is_not_asked(self) -> None:
+        class Resting(Diary):
+            clamps = False
+
+        assert not HookChain([Resting("a")]).clamps
+        assert HookChain([Resting("a"), Diary("b")]).clamps
+
     def test_the_tightest_clamp_counts(self) -> None:
         a, b = Diary("a"), Diary("b")
         a.clamp, b.clamp = 7, 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Core
 
 from octavo.contracts.sampling_params import SamplingParams
-from octavo.engine.detokenizer import Detokenizer, Piece, make_detokenizer
+from octavo.engine.detokenizer import (
+    Detokenizer,
+    DetokenizerAtEnd,
+    Piece,
+    make_detokenizer,
+)
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.tokenizer_parts import TokenizerParts
 from tests.engine.fakes import EOS, IM_END, IM_START, ByteTokenizer
@@ -251,6 +257,41 @@ class TestStopStrings:
         deltas, _, found = run(pieces, SamplingParams(stop=stops))
         assert "".join(deltas) == text
         assert found is None
+
+
+@given(
+    st.lists(st.binary(max_size=5), max_size=12),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 4),
+)
+def test_text_made_at_the_end_is_the_same(
+    pieces: list[bytes], keeps_stop: bool, has_end: bool, per_step: int
+) -> None:
+    tokenizer = ByteTokenizer(pieces)
+    ids = list(range(tokenizer.vocab_size - len(pieces), tokenizer.vocab_size))
+    ids += [EOS] * has_end
+    params = SamplingParams(include_stop_str_in_output=keeps_stop, skip_special_tokens=False)
+    texts = []
+    for at_end in (False, True):
+        detokenizer = make_detokenizer(tokenizer, params, is_shown_at_end=at_end)
+        assert isinstance(detokenizer, DetokenizerAtEnd) == at_end
+        made = [
+            detokenizer.push(ids[i : i + per_step]) for i in range(0, len(ids) - per_step, per_step)
+        ]
+        rest = ids[len(made) * per_step :]
+        made.append(detokenizer.push(rest, stop_token=has_end, finished=True))
+        assert sum(piece.num_tokens for piece in made) == len(ids)
+        assert not (at_end and any(piece.text for piece in made[:-1]))
+        texts.append("".join(piece.text for piece in made))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("stop", [{"stop": ["x"]}, {"stop_regex": "x+"}])
+def test_where_text_may_end_the_output_it_is_made_at_once(stop: dict[str, Any]) -> None:
+    params = SamplingParams(**stop)
+    detokenizer = make_detokenizer(ByteTokenizer(), params, is_shown_at_end=True)
+    assert detokenizer.push([*b"hix"]).stop is not None
 
 
 def test_without_detokenizing_there_is_no_text() -> None:

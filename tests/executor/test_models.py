@@ -76,7 +76,7 @@ def serve(requests: list[ToyRequest], running: Running, depth: int, seed: int | 
         step = scheduler.schedule({name: rng.choice(chunk) for name in order})
         executor.execute_model(step)
         future = executor.sample_tokens(None)
-        scheduler.submitted(step, lambda future=future: future.result(timeout=60))
+        scheduler.submitted(step, lambda future=future: future.result())
     while scheduler.num_in_flight:
         scheduler.collect()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from octavo.config.engine import EngineConfig
 from octavo.contracts.step import GrammarOutput, RunnerOutput, SchedulerOutput
 from octavo.errors import EngineDeadError
+from octavo.executor.base import Done, StepResult
 from octavo.executor.uniproc import UniProcExecutor
 
 
@@ -53,7 +53,7 @@ def make_executor(depth: int, worker: Any) -> UniProcExecutor:
     return UniProcExecutor(config, files=None, worker=worker)  # type: ignore[arg-type]
 
 
-def submit(executor: UniProcExecutor, step_id: int) -> Future[RunnerOutput]:
+def submit(executor: UniProcExecutor, step_id: int) -> StepResult:
     executor.execute_model(SchedulerOutput(step_id=step_id))
     return executor.sample_tokens(None)
 
@@ -64,7 +64,7 @@ def test_steps_run_in_order(depth: int) -> None:
     executor = make_executor(depth, worker)
     assert executor.start() == "info"
     futures = [submit(executor, i) for i in range(20)]
-    assert [f.result(timeout=60).step_id for f in futures] == list(range(20))
+    assert [f.result().step_id for f in futures] == list(range(20))
     assert worker.calls == [(what, i) for i in range(20) for what in ("execute", "sample")]
     assert len(worker.threads) == 1
     assert (threading.get_ident() in worker.threads) == (depth == 1)
@@ -74,7 +74,7 @@ def test_steps_run_in_order(depth: int) -> None:
 def test_depth_1_has_the_result_at_once() -> None:
     executor = make_executor(1, ToyWorker())
     executor.start()
-    assert submit(executor, 0).done()
+    assert submit(executor, 0) == Done(RunnerOutput(step_id=0))
     executor.shutdown()
 
 
@@ -87,7 +87,7 @@ def test_depth_2_does_not_wait_for_the_forward() -> None:
     assert not any(f.done() for f in futures)
     assert not futures[0].cancel(), "a step cannot be called back"
     worker.gate.set()
-    assert [f.result(timeout=60).step_id for f in futures] == [0, 1]
+    assert [f.result().step_id for f in futures] == [0, 1]
     executor.shutdown()
 
 
@@ -99,10 +99,10 @@ def test_a_step_that_raises_gives_its_error_to_its_future_only(depth: int, where
     executor = make_executor(depth, worker)
     executor.start()
     futures = [submit(executor, i) for i in range(3)]
-    assert futures[0].result(timeout=60).step_id == 0
+    assert futures[0].result().step_id == 0
     with pytest.raises(ValueError, match="broken"):
-        futures[1].result(timeout=60)
-    assert futures[2].result(timeout=60).step_id == 2
+        futures[1].result()
+    assert futures[2].result().step_id == 2
     executor.check_health()
     executor.shutdown()
     assert (("sample", 1) in worker.calls) == (where == "sample")
@@ -118,7 +118,7 @@ def test_after_shutdown_it_is_dead(depth: int) -> None:
     future = submit(executor, 0)
     executor.shutdown()
     executor.shutdown()
-    assert future.result(timeout=60).step_id == 0, "what was submitted still runs"
+    assert future.result().step_id == 0, "what was submitted still runs"
     assert worker.closed >= 1
     for call in (executor.check_health, lambda: submit(executor, 1)):
         with pytest.raises(EngineDeadError, match="not running"):

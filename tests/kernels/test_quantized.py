@@ -17,7 +17,7 @@ from octavo.kernels.ops import Activation, Ops, Weight
 from octavo.kernels.torch_quantized import quantize_row, round_weight
 from octavo.quant.gguf import smallest_format
 from tests.kernels.blocks import BLOCK_DTYPES, random_blocks
-from tests.kernels.cpu_steps import LIMITS, make_step, randn, run_rows
+from tests.kernels.cpu_steps import LIMITS, make_step, randn, run_rows, tensor
 
 TIERS = [t for t in CpuBackend(DType.F32, 1).isa_tiers if t != "avx512_bf16"]  # adds none of this
 BACKENDS = {(tier, n): CpuBackend(DType.F32, n, isa=tier) for tier in TIERS for n in (1, 2, 3)}
@@ -279,6 +279,18 @@ def test_a_format_that_cannot_hold_blocks_rounds_their_values() -> None:
     assert not np.array_equal(out, values)
     step = (values.max() - values.min()) / 15
     assert np.abs(out - values).max() <= step
+
+
+@pytest.mark.parametrize("format", [None, WeightFormat.INT8, WeightFormat.INT4_G32_MIN])
+def test_threads_pack_a_large_weight_as_one_does(format: WeightFormat | None) -> None:
+    large = tensor(3, 2100, 1024, scale=0.1)
+    x = randn(4, 2, 1024)
+    one, three = (
+        linear_rows(backend, backend.pack_linear([large], format=format), x)
+        for backend in (BACKENDS[TIERS[-1], 1], BACKENDS[TIERS[-1], 3])
+    )
+    assert one.any(axis=0).all()
+    assert np.array_equal(one, three)
 
 
 def test_unknown_blocks_are_refused_natively() -> None:

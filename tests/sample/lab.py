@@ -91,7 +91,7 @@ def batch_of(
 
 def make_sampler(backend: Any, requests: Mapping[int, NewRequestData], **options: Any) -> Sampler:
     sampler = Sampler(backend, num_rows=NUM_ROWS, vocab_size=VOCAB, **options)
-    put(sampler.stages, requests)
+    put([sampler], requests)
     return sampler
 
 

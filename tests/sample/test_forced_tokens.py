@@ -122,7 +122,7 @@ def test_over_all_else(backend: Backend) -> None:
     }
     logits = random_logits(1, 3)
     sampled = run(backend, requests, logits)
-    assert sampled.token_ids[:2].tolist() == [7, 40]
+    assert sampled.token_ids[:2] == [7, 40]
     assert not sampled.failed
     x = logits[0].astype(np.float64)
     assert sampled.logprobs[0].logprobs[0, 0] == pytest.approx(
@@ -141,4 +141,4 @@ def test_what_a_grammar_forbids_is_not_forced(allowed: list[int], token: int) ->
     logits[0, [7, 30]] = 5.0, 9.0
     sampler = make_sampler(NumpyBackend(), requests)
     batch = replace(batch_of(requests), grammar=only(*allowed))
-    assert sampler.sample(logits, batch).token_ids.tolist() == [token]
+    assert sampler.sample(logits, batch).token_ids == [token]

@@ -102,10 +102,9 @@ def test_equals_the_float64_twin(backend: Backend, batch, seed: int, mode: Logpr
     by_row = dict(reversed(list(enumerate(batch))))
     got = run(backend, by_row, logits, logprobs_mode=mode)
     want = run(NumpyBackend(), by_row, logits, logprobs_mode=mode)
-    same = got.token_ids == want.token_ids
-    for i in np.flatnonzero(~same):
-        assert _is_near_an_edge(list(by_row.values())[i], logits[i])
-    if same.all():
+    for i, (token_id, wanted) in enumerate(zip(got.token_ids, want.token_ids)):
+        assert token_id == wanted or _is_near_an_edge(list(by_row.values())[i], logits[i])
+    if got.token_ids == want.token_ids:
         assert_same(got, want, exact=False)
 
 
@@ -183,7 +182,7 @@ def test_stop_ids_are_masked_until_min_tokens_are_out(backend: Backend) -> None:
     params = SamplingParams(temperature=0.0, min_tokens=2, max_tokens=9)
     for num_out, want in ((0, 9), (1, 9), (2, 7), (3, 7)):
         request = new(params, output=[1] * num_out, stop_ids=[7, 8])
-        assert run(backend, {0: request}, logits).token_ids.tolist() == [want], num_out
+        assert run(backend, {0: request}, logits).token_ids == [want], num_out
 
 
 def test_logprobs_are_of_the_raw_distribution(backend: Backend) -> None:
@@ -203,7 +202,7 @@ def test_logprobs_are_of_the_raw_distribution(backend: Backend) -> None:
         logit_bias={4: 3.0},
     )
     sampled = run(backend, {0: new(shaped, stop_ids=[best])}, logits)
-    token = int(sampled.token_ids[0])
+    token = sampled.token_ids[0]
     assert token != best
     rows = sampled.logprobs[0]
     x = logits[0].astype(np.float64)
@@ -297,7 +296,7 @@ def test_a_row_that_is_not_finite_fails_alone(
     assert "not finite" in sampled.failed[1]
     assert sorted(sampled.logprobs) == [0, 2]
     clean = run(backend, by_row, random_logits(2, 3))
-    assert sampled.token_ids[[0, 2]].tolist() == clean.token_ids[[0, 2]].tolist()
+    assert sampled.token_ids[::2] == clean.token_ids[::2]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -377,10 +376,9 @@ def test_absent_stages_cost_nothing_and_leave_with_their_request() -> None:
     edits = ["allow", "mask", "mask", "add_bias", "penalize"]
     assert calls(0, plain) == ["sample"]
     assert calls(1, rich) == [*edits, "sample", "logprobs"]
-    for stage in sampler.stages:
-        stage.remove_request(1)
-        stage.add_request(1, plain)
-        stage.apply_staged_writes()
+    sampler.remove_request(1)
+    sampler.add_request(1, plain)
+    sampler.apply_staged_writes()
     assert calls(1, plain) == ["sample"]
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,34 +27,13 @@ def test_rows_hold_what_was_staged_and_zeros(
                 naive[row] += block_ids
         table.apply_staged_writes()
         want = [row + [0] * (BLOCKS - len(row)) for row in naive]
-        assert table.gather(np.arange(ROWS), BLOCKS * 16).tolist() == want
+        assert table.blocks.tolist() == want
 
 
 def test_staged_ids_are_not_in_force_before_they_are_applied() -> None:
     table = BlockTable(1, 2, 16)
     table.stage_row(0, [7])
-    assert table.gather(np.array([0]), 32).tolist() == [[0, 0]]
-
-
-def test_gather_is_as_wide_as_the_longest_row_needs() -> None:
-    table = BlockTable(4, 8, 16)
-    for row in range(4):
-        table.stage_row(row, [row + 1, row + 10])
-    table.apply_staged_writes()
-    gathered = table.gather(np.array([3, 1]), 17)
-    assert gathered.tolist() == [[4, 13], [2, 11]]
-    assert gathered.flags.c_contiguous
-    assert table.gather(np.array([0]), 16).tolist() == [[1]]
-
-
-@given(st.lists(st.integers(1, 2**20), min_size=4, max_size=4), st.integers(0, 63))
-def test_slots(block_ids: list[int], position: int) -> None:
-    table = BlockTable(2, 4, 16)
-    table.stage_row(1, block_ids)
-    table.apply_staged_writes()
-    slots = table.slots(np.array([1]), np.array([position], dtype=np.int32))
-    assert slots.tolist() == [block_ids[position // 16] * 16 + position % 16]
-    assert slots.dtype == np.int32
+    assert table.blocks.tolist() == [[0, 0]]
 
 
 def test_a_row_never_runs_over_into_the_next() -> None:

@@ -1,4 +1,4 @@
-"""The vectorised batch against one built with loops."""
+"""The gathered batch against one built with loops."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.contracts.step import NewRequestData, SchedulerOutput
+from octavo.errors import KernelError
 from octavo.worker.request_state import RequestState
 from octavo.worker.step_batch import StepBatchBuilder
 
@@ -65,8 +66,8 @@ def test_equals_the_naive_batch(requests) -> None:
                 offsets.append(len(draft) - back)
                 sampled_positions.append(positions[-1 - back] + 1)
     state.apply_staged_writes()
-    builder = StepBatchBuilder(max_tokens=256, max_requests=6)
-    batch = builder.build(step, state, list(step.num_scheduled_tokens))
+    builder = StepBatchBuilder(state, max_tokens=256, max_requests=6)
+    batch = builder.build(step, list(step.num_scheduled_tokens))
     inputs = batch.inputs
     assert batch.rows.tolist() == [state.rows[name] for name in step.num_scheduled_tokens]
     assert inputs.token_ids.tolist() == tokens
@@ -75,8 +76,8 @@ def test_equals_the_naive_batch(requests) -> None:
     assert inputs.seq_lens.tolist() == lens
     assert [s.tolist() for s in inputs.slot_mapping] == list(slots)
     assert inputs.logit_rows.tolist() == logit_rows
-    assert batch.sample_index.tolist() == sampled
-    assert batch.num_logits.tolist() == [1 + len(requests[i][3]) for i in sampled]
+    assert batch.sample_index == sampled
+    assert batch.num_logits == [1 + len(requests[i][3]) for i in sampled]
     assert batch.logit_rows_of_state.tolist() == of_state
     assert batch.logit_offsets.tolist() == offsets
     assert batch.logit_positions.tolist() == sampled_positions
@@ -93,18 +94,16 @@ def test_a_token_that_is_not_known_cannot_be_scheduled() -> None:
     ))  # fmt: skip
     state.apply_staged_writes()
     step = SchedulerOutput(step_id=0, num_scheduled_tokens={"r": 2})
-    builder = StepBatchBuilder(max_tokens=8, max_requests=1)
-    with pytest.raises(AssertionError, match="scheduled but not known"):
-        builder.build(step, state, ["r"])
+    builder = StepBatchBuilder(state, max_tokens=8, max_requests=1)
+    with pytest.raises(KernelError, match="scheduled but not known"):
+        builder.build(step, ["r"])
 
 
 def test_an_unknown_request_is_an_error() -> None:
     state = RequestState(max_num_seqs=1, max_model_len=8, vocab_size=9, block_sizes=[16])
-    builder = StepBatchBuilder(max_tokens=8, max_requests=1)
+    builder = StepBatchBuilder(state, max_tokens=8, max_requests=1)
     with pytest.raises(KeyError, match="nobody"):
-        builder.build(
-            SchedulerOutput(step_id=0, num_scheduled_tokens={"nobody": 1}), state, ["nobody"]
-        )
+        builder.build(SchedulerOutput(step_id=0, num_scheduled_tokens={"nobody": 1}), ["nobody"])
 
 
 def test_dtypes() -> None:
@@ -114,8 +113,32 @@ def test_dtypes() -> None:
     ))  # fmt: skip
     state.apply_staged_writes()
     step = SchedulerOutput(step_id=0, num_scheduled_tokens={"r": 1})
-    inputs = StepBatchBuilder(max_tokens=8, max_requests=1).build(step, state, ["r"]).inputs
+    inputs = StepBatchBuilder(state, max_tokens=8, max_requests=1).build(step, ["r"]).inputs
     arrays = [inputs.token_ids, inputs.positions, inputs.query_start, inputs.seq_lens]
     arrays += [inputs.logit_rows, *inputs.block_tables, *inputs.slot_mapping]
     assert {a.dtype for a in arrays} == {np.dtype(np.int32)}
     assert len(inputs.logit_rows) == 0
+
+
+def test_what_was_sampled_is_the_last_known_token() -> None:
+    state = RequestState(max_num_seqs=3, max_model_len=4, vocab_size=9, block_sizes=[16])
+    for name, known in (("idle", [1]), ("long", [1, 2, 3, 4]), ("prompt", [5, 6, 7]), ("r", [8])):
+        if name == "prompt":
+            state.remove_request("idle")
+        state.add_request(NewRequestData(
+            request_id=name, token_ids=known, num_prompt_tokens=1, block_ids=([1],),
+            num_computed_tokens=0,
+        ))  # fmt: skip
+        state.apply_staged_writes()
+    builder = StepBatchBuilder(state, max_tokens=8, max_requests=3)
+    counts = {"r": 1, "prompt": 2, "long": 4}
+    step = SchedulerOutput(step_id=0, num_scheduled_tokens=counts, samples=["r", "long"])
+    builder.build(step, list(counts))
+    builder.write_sampled([2, 3])
+    r, prompt, long = (state.rows[name] for name in counts)
+    assert state.token_ids[[r, prompt, long]].tolist() == [
+        [8, 2, 0, 0, 0], [5, 6, 7, 0, 0], [1, 2, 3, 4, 3],  # at the very end there is a place
+    ]  # fmt: skip
+    assert state.num_tokens[[r, prompt, long]].tolist() == [2, 3, 5]
+    with pytest.raises(KernelError, match="one token per logits row"):
+        builder.write_sampled([1])

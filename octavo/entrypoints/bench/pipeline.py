@@ -1,4 +1,5 @@
-"""What steps in flight are worth: the same work at several depths, in interleaved rounds.
+"""What steps in flight are worth: the same work at several depths, in interleaved rounds; and what
+a step costs beside its forward.
 
 Depth 1 computes a step while nothing else happens; deeper, the next step is scheduled and the last
 one's outputs are processed meanwhile, in a second thread of the core.
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from octavo.config.engine import EngineConfig
+from octavo.contracts.messages import SchedulerStats
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.input_processor import TokensPrompt
@@ -48,6 +50,9 @@ class Driver(Protocol):
     def run(self, requests: Sequence[Request], name: str) -> float:
         """Seconds from the first request to the last token. `name` is unique."""
 
+    def stats(self) -> SchedulerStats:
+        """The scheduler's counters after the last `run`."""
+
     def close(self) -> None:
         """Stop the engine."""
 
@@ -66,6 +71,9 @@ class InProcess:
         while self._engine.has_unfinished_requests():
             self._engine.step()
         return time.perf_counter() - start
+
+    def stats(self) -> SchedulerStats:
+        return self._engine.stats()
 
     def close(self) -> None:
         self._engine.shutdown()
@@ -90,6 +98,9 @@ class Served:
         start = time.perf_counter()
         await asyncio.gather(*(read(i, r) for i, r in enumerate(requests)))
         return time.perf_counter() - start
+
+    def stats(self) -> SchedulerStats:
+        return self._engine.stats()
 
     def close(self) -> None:
         self._loop.run_until_complete(self._engine.shutdown())
@@ -128,14 +139,16 @@ def run(
     """Run the rounds on the engines, keyed by depth; each gets the same requests.
 
     Returns:
-        A row per batch size and depth: median tokens per second, and the median over rounds of the
-        ratio to the first depth's of the same round.
+        A row per batch size and depth: median tokens per second; the median over rounds of the
+        ratio to the first depth's of the same round; of a step, the milliseconds that it took and
+        those of them in which no forward ran: scheduling, sampling, outputs.
     """
     rng = np.random.default_rng(options.seed)
     for depth, driver in drivers.items():
         driver.run([Request(random_prompt(rng, options.input_len, vocab_size), 8)], f"warm-{depth}")
     depths = list(drivers)
     seconds: dict[tuple[int, int], list[float]] = {}
+    steps: dict[tuple[int, int], list[tuple[float, float]]] = {}  # ms of one, ms beside its forward
     for number in range(options.rounds):
         first = number % len(depths)
         for n in options.batch_sizes:
@@ -144,14 +157,21 @@ def run(
                 for _ in range(n)
             ]
             for depth in depths[first:] + depths[:first]:
+                before = drivers[depth].stats()
                 measured = drivers[depth].run(requests, f"{number}-{n}")
                 seconds.setdefault((n, depth), []).append(measured)
+                after = drivers[depth].stats()
+                num_steps = after.num_steps - before.num_steps
+                beside = measured - (after.forward_seconds - before.forward_seconds)
+                step = (1e3 * measured / num_steps, 1e3 * beside / num_steps)
+                steps.setdefault((n, depth), []).append(step)
     rows: list[dict[str, Any]] = []
     for n in options.batch_sizes:
         base = np.array(seconds[n, depths[0]])
         for depth in depths:
             took = np.array(seconds[n, depth])
             ratios = base / took
+            step_ms, beside_ms = np.median(steps[n, depth], axis=0).tolist()
             rows.append(
                 {
                     "batch_size": n,
@@ -160,6 +180,8 @@ def run(
                     f"ratio_to_depth_{depths[0]}": float(np.median(ratios)),
                     "ratio_min": float(ratios.min()),
                     "ratio_max": float(ratios.max()),
+                    "step_ms": step_ms,
+                    "beside_forward_ms": beside_ms,
                 }
             )
     config = {"model": model, "depths": depths, **asdict(options)}

@@ -144,10 +144,8 @@ class Bench:
                 num_computed_tokens=0,
                 sampling_params=SamplingParams(seed=row, **params),
             )
-            for stage in sampler.stages:
-                stage.add_request(row, request)
-        for stage in sampler.stages:
-            stage.apply_staged_writes()
+            sampler.add_request(row, request)
+        sampler.apply_staged_writes()
         return sampler
 
     def _batch(self, *, has_bitmask: bool) -> SampleBatch:

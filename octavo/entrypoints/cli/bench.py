@@ -146,8 +146,8 @@ def pipeline(
     output: Output = None,
 ) -> None:
     """What steps in flight are worth: the same work at several depths (--pipeline-depth is not
-    used). Every depth has an engine of its own, with 256 MiB of KV cache unless an option says
-    otherwise."""
+    used); and what a step costs beside its forward. Every depth has an engine of its own, with 256
+    MiB of KV cache unless an option says otherwise."""
     from octavo.entrypoints.bench.pipeline import PipelineOptions, run, started
 
     options = PipelineOptions(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 
 import pytest
 
 from octavo.config.engine import EngineConfig
+from octavo.contracts.messages import SchedulerStats
 from octavo.entrypoints.bench.pipeline import Driver, PipelineOptions, run, started
 from octavo.entrypoints.bench.workload import Request
 from tests.tiny_model import write_tiny_llama
@@ -21,11 +23,17 @@ class Clock(Driver):
         self.seconds = seconds
         self.log = log
         self.prompts: list[list[int]] = []
+        self._stats = SchedulerStats()
 
     def run(self, requests: Sequence[Request], name: str) -> float:
         self.log.append((self.depth, name))
         self.prompts += [r.prompt_token_ids for r in requests]
+        self._stats.num_steps += requests[0].num_output_tokens
+        self._stats.forward_seconds += 0.75
         return self.seconds
+
+    def stats(self) -> SchedulerStats:
+        return copy(self._stats)
 
 
 def test_rounds_are_interleaved_and_the_work_is_the_same() -> None:
@@ -49,6 +57,8 @@ def test_rounds_are_interleaved_and_the_work_is_the_same() -> None:
     ]
     assert [r["tokens_per_second"] for r in rows] == [5.0, 10.0, 15.0, 30.0]
     assert [r["ratio_to_depth_1"] for r in rows] == [1.0, 2.0, 1.0, 2.0]
+    assert [r["step_ms"] for r in rows] == [200.0, 100.0, 200.0, 100.0]
+    assert [r["beside_forward_ms"] for r in rows] == [125.0, 25.0, 125.0, 25.0]
 
 
 @pytest.mark.parametrize("is_served", [False, True])
@@ -62,3 +72,4 @@ def test_on_real_engines(tmp_path: Path, is_served: bool) -> None:
     rows = report.results["depths"]
     assert [r["pipeline_depth"] for r in rows] == [1, 2]
     assert all(r["tokens_per_second"] > 0 for r in rows)
+    assert all(0 < r["beside_forward_ms"] < r["step_ms"] for r in rows)
