@@ -174,8 +174,11 @@ void PackedLinear::pack_runs(ThreadPool& pool, std::int64_t first, std::int64_t 
       pack(runs[r], panels_.data + runs[r].column / kPanel * weight_.panel_bytes);
     }
   };
-  if (rows * weight_.k < kManyValues) return pack_all(0);
-  pool.run(pack_all);
+  if (rows * weight_.k < kManyValues) {
+    pool.run_alone(pack_all);
+  } else {
+    pool.run(pack_all);
+  }
 }
 
 void PackedLinear::quantize_run(const SourceRows& rows, const Run& run, char* panel) {

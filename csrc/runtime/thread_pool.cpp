@@ -80,12 +80,12 @@ void ThreadPool::wait_for(const std::atomic<std::uint64_t>& flag, std::uint64_t 
   }
 }
 
-void ThreadPool::start(Entry entry, void* job) {
+void ThreadPool::start(Entry entry, void* job, bool alone) {
   const std::lock_guard<std::mutex> lock(run_mutex_);
   require(!closed_, "the CPU back end was closed");
   require(getpid() == process_,
           "a CPU back end cannot be used in a forked process; create another");
-  if (num_threads_ == 1) return entry(job, 0);
+  if (alone || num_threads_ == 1) return entry(job, 0);
   leave_callers_cpu();
   entry_ = entry;
   job_ = job;

@@ -30,8 +30,12 @@ class ThreadPool {
   // Runs job(thread) on every thread and waits for all. One job at a time; others wait their turn.
   template <class Job>
   void run(Job&& job) {
-    start([](void* p, int thread) { (*static_cast<std::remove_reference_t<Job>*>(p))(thread); },
-          &job);
+    start(&call<std::remove_reference_t<Job>>, &job, false);
+  }
+  // Runs job(0) on the calling thread alone.
+  template <class Job>
+  void run_alone(Job&& job) {
+    start(&call<std::remove_reference_t<Job>>, &job, true);
   }
 
   // Inside a job, on every thread: waits until all have come.
@@ -53,7 +57,12 @@ class ThreadPool {
     std::atomic<std::uint64_t> count{0};
   };
 
-  void start(Entry entry, void* job);
+  template <class Job>
+  static void call(void* job, int thread) {
+    (*static_cast<Job*>(job))(thread);
+  }
+
+  void start(Entry entry, void* job, bool alone);
   void work(int thread);
   void wait_for_job(std::uint64_t seen);
   void leave_callers_cpu();

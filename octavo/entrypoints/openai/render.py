@@ -55,6 +55,12 @@ async def render_completion(call: Call) -> Response:
             "ask for 1, and leave it out of the answer",
             "max_tokens",
         )
+    if request.stream and request.echo and request.logprobs is not None:
+        raise bad_request(
+            "echo with logprobs cannot be rendered with stream: /inference/v1/generate does not "
+            "stream the prompt's; use stream=false",
+            "echo",
+        )
     return json_response(_rendered(request, await prepare_completion(call, request)))
 
 

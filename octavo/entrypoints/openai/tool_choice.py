@@ -26,9 +26,15 @@ def chosen_tools(request: ChatCompletionRequest | TokenizeRequest) -> list[dict[
     for i, tool in enumerate(tools):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict):
-            raise bad_request(f"tools[{i}] must be of the type 'function' and have one", "tools")
-        if not isinstance(function.get("name"), str):
-            raise bad_request(f"tools[{i}].function.name is missing", "tools")
+            raise bad_request(
+                f"tools[{i}]={shown(tool)} must have the type 'function' and an object 'function'",
+                "tools",
+            )
+        name = function.get("name")
+        if not isinstance(name, str) or not name:
+            raise bad_request(
+                f"tools[{i}].function.name={shown(name)} must be a text, and not empty", "tools"
+            )
         if not isinstance(function.get("parameters"), (dict, type(None))):
             raise bad_request(f"tools[{i}].function.parameters must be a JSON schema", "tools")
     choice = request.tool_choice if isinstance(request, ChatCompletionRequest) else None

@@ -217,9 +217,32 @@ def test_case_29_abandoned_requests_leave_nothing(server: Live, stream: bool) ->
             *[server.apost("/v1/completions", b, x_request_id="same") for b in bodies]
         )
 
-    texts = [r.json["choices"][0]["text"] for r in asyncio.run(same_ids())]
-    assert texts[0].startswith(" Paris")
-    assert texts[1].startswith("DEFGHIJ")
+    for _ in range(2):  # at once, and again right after
+        texts = [r.json["choices"][0]["text"] for r in asyncio.run(same_ids())]
+        assert texts[0].startswith(" Paris")
+        assert texts[1].startswith("DEFGHIJ")
+
+
+def test_case_29_the_other_one_of_the_same_id_goes_on(server: Live) -> None:
+    fields = {"temperature": 0, "max_tokens": 48, "ignore_eos": True, "stream": True}
+    alone = server.post("/v1/completions", {"prompt": ALPHABET, **fields}).events
+
+    async def leave_one_of_two() -> list[Any]:
+        same = {"x_request_id": "same"}
+        other = asyncio.ensure_future(
+            server.apost("/v1/completions", {"prompt": ALPHABET, **fields}, **same)
+        )
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        body = {"prompt": FRANCE, **fields, "max_tokens": 2000}
+        writer.write(request_bytes("POST", "/v1/completions", body, same))
+        await reader.readuntil(b"data: ")
+        await close(writer)
+        return (await other).events
+
+    survivor = asyncio.run(leave_one_of_two())
+    assert [e["choices"] for e in survivor] == [e["choices"] for e in alone]
+    assert {e["id"] for e in survivor} == {"cmpl-same"}
+    server.until_idle()
 
 
 # -------------------------------------------------------------------- F: templates, tokenizers
@@ -335,18 +358,36 @@ def test_case_37_prompts_and_choices(server: Live, stream: bool) -> None:
     if stream:
         fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     reply = server.complete(prompts, stream=stream, **fields)
-    texts, ends, counts = {}, [], []
+    texts: dict[int, str] = {}
+    ends, counts = [], []
     for event in reply.events if stream else [reply.json]:
         counts.append(event["usage"]["completion_tokens"])
         for choice in event["choices"]:
             texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
             ends += [choice["index"]] if choice["finish_reason"] else []
-    usage = (reply.events[-1] if stream else reply.json)["usage"]
+    last = reply.events[-1] if stream else reply.json
     assert sorted(texts) == sorted(ends) == list(range(6))
     assert all(text.startswith(prompts[i // 2]) for i, text in texts.items())
     assert counts == sorted(counts)
-    assert usage["prompt_tokens"] == 3
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert last["usage"]["prompt_tokens"] == 3
+    assert last["usage"]["completion_tokens"] == 6 * 5
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    if stream:
+        assert [e["choices"] for e in reply.events].count([]) == (last["choices"] == [])
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": False}, {"include_usage": True}])
+def test_case_37_usage_only_where_asked_for(server: Live, options: dict[str, bool] | None) -> None:
+    fields = {"n": 2, "max_tokens": 5, "stream": True, "stream_options": options}
+    *events, last = server.complete(["A", "B", "C"], **fields).events
+    assert all(e["choices"] for e in events)
+    if options == {"include_usage": True}:
+        assert last["choices"] == []
+        assert last["usage"]["total_tokens"] == 3 + 6 * 5
+        assert all(e["usage"] is None for e in events)
+    else:
+        assert last["choices"]
+        assert not any(e.get("usage") for e in [*events, last])
 
 
 def test_case_38_limits(smollm2_path: Path) -> None:

@@ -85,6 +85,7 @@ def assert_same(server: Live, path: str, body: dict[str, Any]) -> None:
         {"logit_bias": {"70": 5}, "presence_penalty": 1, "repetition_penalty": 1.2},
         {"allowed_token_ids": [70, 71, 72], "bad_words": ["H"], "frequency_penalty": 0.5},
         {"logprobs": 3, "logprob_token_ids": [65]},
+        {"prompt_logprobs": 2, "stop": "x", "skip_special_tokens": False},
         {"structured_outputs": {"choice": ["red", "green"]}},
         {"response_format": {"type": "json_object"}, "max_tokens": 30},
         {"truncate_prompt_tokens": 7, "truncation_side": "right"},
@@ -169,6 +170,7 @@ async def test_rendering_begins_nothing() -> None:
     [
         (COMPLETIONS, {"max_tokens": 0, "echo": True}, "max_tokens"),
         (COMPLETIONS, {"max_tokens": 10**6}, "max_tokens"),
+        (COMPLETIONS, {"echo": True, "logprobs": 1, "stream": True}, "echo"),
         (COMPLETIONS, {"stream": True, "resumable": True}, "resumable"),
         (COMPLETIONS, {"prompt": ["a"] * 11, "request_id": "x" * 126}, "request_id"),
         (COMPLETIONS, {"prompt": [99_999]}, "prompt"),
@@ -178,6 +180,7 @@ async def test_rendering_begins_nothing() -> None:
         (CHAT, {"stop": "x", "tools": [TOOL], "tool_choice": "required"}, "stop"),
         (CHAT, {"stop_regex": "x", "tools": [TOOL], "tool_choice": "required"}, "stop_regex"),
         (CHAT, {"tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 9000}]}, "messages"),
         (CHAT, {"model": "other"}, "model"),
     ],
     ids=str,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 from octavo.entrypoints.openai.tool_choice import chosen_tools, forced_calls
 from tests.structured.lab import accepts
@@ -92,3 +93,21 @@ def test_nothing_is_forced(choice: str | None) -> None:
     request = ChatCompletionRequest(messages=[], tools=TOOLS, tool_choice=choice)
     assert forced_calls(request) is None
     assert chosen_tools(request) == ([] if choice == "none" else TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"type": "web_search"}, "tools[1]={'type': 'web_search'} must have the type 'function'"),
+        ({"type": "function"}, "and an object 'function'"),
+        (tool(""), "tools[1].function.name='' must be a text, and not empty"),
+        ({"type": "function", "function": {}}, "name=None must be a text"),
+        ({"type": "function", "function": {"name": "f", "parameters": 5}}, "a JSON schema"),
+    ],
+)
+def test_malformed_tools(wrong: dict[str, Any], says: str) -> None:
+    request = ChatCompletionRequest(messages=[], tools=[tool("stop"), wrong])
+    with pytest.raises(APIError) as caught:
+        chosen_tools(request)
+    assert (caught.value.status, caught.value.param) == (400, "tools")
+    assert says in caught.value.message
