@@ -27,6 +27,12 @@ from octavo.engine.params_rules import (
     per_completion,
 )
 from octavo.engine.pooling import engine_request_of
+from octavo.engine.request_checks import (
+    check_cache_salt,
+    check_priority,
+    check_request_id,
+    check_unicode,
+)
 from octavo.engine.stop_regex import check_stop_regexes
 from octavo.errors import ModelError, PromptTooLongError, RequestError, shown
 from octavo.sample.logits_processor import load_logits_processors
@@ -35,10 +41,6 @@ from octavo.structured.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
-
-MAX_REQUEST_ID_LENGTH = 256
-MAX_CACHE_SALT_LENGTH = 128
-PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
 
 
 class TextPrompt(TypedDict, total=False):
@@ -172,19 +174,19 @@ class InputProcessor:
         Raises:
             RequestError: what is wrong with it.
         """
-        _check_request_id(request_id)
+        check_request_id(request_id)
         if not isinstance(params, (SamplingParams, PoolingParams)):
             raise RequestError(
                 "sampling_params must be SamplingParams (or pooling_params PoolingParams), not "
                 f"{type(params).__name__}",
                 param="sampling_params",
             )
-        _check_priority(priority)
+        check_priority(priority)
         text, token_ids, salt = self._read_prompt(prompt, _num_more(params))
         if salt is not None and cache_salt is not None:
             raise RequestError("cache_salt is given twice; give it once", param="cache_salt")
         salt = cache_salt if salt is None else salt
-        _check_cache_salt(salt)
+        check_cache_salt(salt)
         if isinstance(params, PoolingParams):
             request = engine_request_of(
                 request_id,
@@ -250,8 +252,8 @@ class InputProcessor:
         Raises:
             RequestError: what is wrong with one of them.
         """
-        _check_priority(priority)
-        _check_cache_salt(cache_salt)
+        check_priority(priority)
+        check_cache_salt(cache_salt)
         if isinstance(params[0], SamplingParams):
             self._derive(params[0])
         for prompt, of_prompt in zip(prompts, params):
@@ -306,7 +308,7 @@ class InputProcessor:
 
     def _tokenize(self, text: str, num_more: int) -> list[int]:
         self.check_num_chars(len(text))
-        _check_unicode("prompt", text)
+        check_unicode("prompt", text)
         token_ids = self._tokenizer.encode(text)
         self._check_length(len(token_ids), num_more)
         return token_ids
@@ -458,46 +460,6 @@ def end_token_ids(
 def _num_more(params: SamplingParams | PoolingParams) -> int:
     """Tokens for which a prompt must leave room."""
     return 1 if isinstance(params, SamplingParams) else 0
-
-
-def _check_priority(priority: object) -> None:
-    if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
-        raise RequestError(
-            f"priority={shown(priority)} must be an integer in {PRIORITY_MIN}…{PRIORITY_MAX}",
-            param="priority",
-        )
-
-
-def _check_request_id(request_id: object) -> None:
-    if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_REQUEST_ID_LENGTH:
-        raise RequestError(
-            f"request_id={shown(request_id)} must be a string of 1…{MAX_REQUEST_ID_LENGTH} "
-            "characters",
-            param="request_id",
-        )
-    _check_unicode("request_id", request_id)
-
-
-def _check_cache_salt(salt: object) -> None:
-    if salt is None:
-        return
-    if not isinstance(salt, str) or not 0 < len(salt) <= MAX_CACHE_SALT_LENGTH:
-        raise RequestError(
-            f"cache_salt={shown(salt)} must be a string of 1…{MAX_CACHE_SALT_LENGTH} characters, "
-            "or None for the shared cache",
-            param="cache_salt",
-        )
-    _check_unicode("cache_salt", salt)
-
-
-def _check_unicode(name: str, text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            f"{name} holds a lone surrogate at character {error.start}: not valid Unicode",
-            param=name,
-        ) from None
 
 
 def _wrong_type(name: str, value: object, rule: str) -> RequestError:

@@ -83,12 +83,13 @@ async def prepare_chat(
     *,
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_field: str = "messages",
     format_field: str = "response_format",
 ) -> PreparedRequest:
     """A chat, in whatever API it was asked for.
 
     Args:
-        format_field: how that API calls `response_format`.
+        prompt_field, format_field: how that API calls `messages` and `response_format`.
 
     Raises:
         APIError, RequestError: what is wrong with the request.
@@ -111,6 +112,7 @@ async def prepare_chat(
         max_tokens=max_tokens,
         logprobs=logprobs,
         parsing=answer_parsing(request, model),
+        prompt_field=prompt_field,
         format_field=format_field,
     )
 

@@ -109,6 +109,7 @@ async def generate(call: Call) -> Response | EventStream:
         max_tokens=fields.max_tokens,
         logprobs=fields.logprobs,
         default_max_tokens=DEFAULT_MAX_TOKENS,
+        prompt_field="token_ids",
         detokenize=bool(fields.stop or fields.stop_regex),
     )
     answer = _Answer(fields, begin(call, prepared, "gen-"))

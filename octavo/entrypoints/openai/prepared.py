@@ -39,7 +39,8 @@ class PreparedRequest:
             if the request has none, or what fits the model if that is less (or if there is no
             default, None). Of a beam search only n and max_tokens of `params` count.
         parsing: how the answers are taken apart; None: they are not.
-        grammar_field: the request's field that is at fault if a grammar is.
+        prompt_field, grammar_field: the request's fields that are at fault if a prompt or a grammar
+            is.
     """
 
     model: ServedModel
@@ -50,10 +51,13 @@ class PreparedRequest:
     priority: int
     cache_salt: str | None
     parsing: AnswerParsing | None
+    prompt_field: str
     grammar_field: str
 
     def param_of(self, param: str | None) -> str | None:
         """The request's field for an error's `param`."""
+        if param == "prompt":
+            return self.prompt_field
         return self.grammar_field if param == GRAMMAR_PARAM else param
 
 
@@ -68,10 +72,14 @@ async def prepare(
     default_max_tokens: int | None = None,
     prompt_logprobs: int | None = None,
     parsing: AnswerParsing | None = None,
+    prompt_field: str = "prompt",
     format_field: str = "response_format",
     detokenize: bool = True,
 ) -> PreparedRequest:
     """Check all of a request, then read its prompts and check them.
+
+    Args:
+        prompt_field, format_field: how the API calls `prompt` and `response_format`.
 
     Raises:
         APIError, RequestError: what is wrong with it.
@@ -122,6 +130,7 @@ async def prepare(
         priority=priority,
         cache_salt=request.cache_salt,
         parsing=parsing,
+        prompt_field=prompt_field,
         grammar_field=grammar_field(request, format_field),
     )
     try:

@@ -10,7 +10,7 @@ from octavo.entrypoints.openai.protocol import ChatCompletionRequest, Generation
 from octavo.entrypoints.openai.tool_choice import forced_calls
 from octavo.errors import RequestError, shown
 
-_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _SCHEMA_KEYS = {"name", "description", "schema", "strict"}
 
 
@@ -61,9 +61,9 @@ def _of_response_format(form: dict[str, Any]) -> StructuredOutputsParams | None:
         expected = {"type", "json_schema"}
     elif kind == "structural_tag":
         expected = {"type", "structures", "triggers"}
-    elif kind not in _FORMATS:
+    elif kind not in RESPONSE_FORMATS:
         raise bad_request(
-            f"response_format.type={shown(kind)} must be one of {', '.join(_FORMATS)}",
+            f"response_format.type={shown(kind)} must be one of {', '.join(RESPONSE_FORMATS)}",
             "response_format",
         )
     if set(form) != expected:

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, Effort
+from octavo.entrypoints.openai.structured import RESPONSE_FORMATS
 from octavo.entrypoints.responses.protocol import LOGPROBS, ResponsesRequest
 from octavo.errors import shown
 
@@ -191,8 +192,15 @@ def _response_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     if not isinstance(form, dict):
         raise bad_request(f"text.format={shown(form)} must be an object", "text")
-    if form.get("type") != "json_schema":
+    kind = form.get("type")
+    if kind not in RESPONSE_FORMATS:
+        raise bad_request(
+            f"text.format.type={shown(kind)} must be one of {', '.join(RESPONSE_FORMATS)}", "text"
+        )
+    if kind != "json_schema":
         return form
+    if "schema" not in form:
+        raise bad_request(f"text.format={shown(form)} has no schema, which this type needs", "text")
     return {"type": "json_schema", "json_schema": {k: v for k, v in form.items() if k != "type"}}
 
 

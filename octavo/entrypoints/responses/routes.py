@@ -157,7 +157,13 @@ async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, An
         raise bad_request(f"max_output_tokens={most} must be at least 1", "max_output_tokens")
     chat = chat_request(request, items)
     prepared = await prepare_chat(
-        call, chat, model, max_tokens=most, logprobs=num_top, format_field="text"
+        call,
+        chat,
+        model,
+        max_tokens=most,
+        logprobs=num_top,
+        prompt_field="input",
+        format_field="text",
     )
     generation = begin(call, prepared, "resp_")
     # Whoever knows the id of an HTTP request must not know that of the response.

@@ -63,8 +63,8 @@ async def test_stream() -> None:
     ("body", "param"),
     [
         ({}, "token_ids"),
-        ({"token_ids": []}, "prompt"),
-        ({"token_ids": [99999]}, "prompt"),
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [99999]}, "token_ids"),
         ({"token_ids": "abc"}, "token_ids"),
         ({"token_ids": [1], "sampling_params": {"stop": ""}}, "stop"),
         ({"token_ids": [1], "sampling_params": {"best_of": 0}}, "best_of"),

@@ -180,6 +180,7 @@ async def test_rendering_begins_nothing() -> None:
         (CHAT, {"stop": "x", "tools": [TOOL], "tool_choice": "required"}, "stop"),
         (CHAT, {"stop_regex": "x", "tools": [TOOL], "tool_choice": "required"}, "stop_regex"),
         (CHAT, {"tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 9000}]}, "messages"),
         (CHAT, {"model": "other"}, "model"),
     ],
     ids=str,
