@@ -221,7 +221,7 @@ class BlockPool:
 
     def cache(self, block: Block, group_id: int, block_hash: bytes) -> None:
         """Let a held block be found by its hash."""
-        if block.block_hash is not None or block.ref_cnt == 0 or block.is_null:
+        if block.block_hash is not None or block.ref_cnt == 0:
             raise ValueError(f"{block} cannot take a hash")
         block.block_hash = block_hash
         block.group_id = group_id

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.beam_search_params import BeamSearchParams
@@ -28,6 +27,7 @@ from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.beam_search import begin_beam_search, check_request
 from octavo.engine.core_client import AsyncCoreClient
 from octavo.engine.core_launch import CoreHandle, CoreLink
+from octavo.engine.daemon_thread import in_daemon_thread
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor, ParserOf
@@ -129,7 +129,7 @@ class AsyncLLM:
         resolve = partial(
             resolve_model, model.model, revision=model.revision, load_format=model.load_format
         )
-        with contextlib.closing(await _in_daemon_thread(resolve)) as files:
+        with contextlib.closing(await in_daemon_thread(resolve)) as files:
             await client.launch(config, str(files.path))
             tokenizer = await loop.run_in_executor(None, tokenizer_of, model, files)
             await client.ready()
@@ -488,32 +488,6 @@ class AsyncLLM:
     def _call_alive(self, function: Callable[..., T], *args: Any) -> T:
         self._ensure_alive()
         return function(*args)
-
-
-async def _in_daemon_thread(function: Callable[[], T]) -> T:
-    """Call it in a thread that the process does not wait for at its end (a download is slow)."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(cast("T", result))
-
-    def call() -> None:
-        result, error = None, None
-        try:
-            result = function()
-        except Exception as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop may be closed already
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=call, name="octavo-resolve", daemon=True).start()
-    return await done
 
 
 def _log_failure(task: asyncio.Future[None]) -> None:

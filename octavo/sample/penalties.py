@@ -103,14 +103,12 @@ class Penalties(LogitsStage):
 
     def apply(self, ops: SamplingOps, logits: Any, batch: SampleBatch, edited: np.ndarray) -> None:
         rows, positions = batch.rows[edited], batch.positions[edited].tolist()
-        offsets = batch.offsets[edited].tolist()
         parts: list[tuple[np.ndarray, np.ndarray]] = []
-        for counts, row, position, offset in zip(
-            self._counts.of(rows), rows.tolist(), positions, offsets
+        certain = (batch.positions - batch.offsets)[edited].tolist()
+        for counts, row, position, num_certain in zip(
+            self._counts.of(rows), rows.tolist(), positions, certain
         ):
-            num_certain = position - offset
-            if not offset:
-                counts.advance(batch.token_ids[row, :num_certain])
+            counts.advance(batch.token_ids[row, :num_certain])
             parts.append(counts.read(batch.token_ids[row, num_certain:position]))
         token_ids, counts_of_ids = zip(*parts)
         repetition, frequency, presence = (column[rows] for column in self._columns.columns)

@@ -15,6 +15,7 @@ from octavo.core.budget import MAX_PROMPT_LOGPROBS, TokenBudget
         (100, 0, 300, 10, 90),  # one token stays for each of those behind
         (100, 7, 300, 10, 7),
         (100, 7, 1, 200, 1),
+        (100, 0, 300, 100, 1),
         (5, 0, 300, 50, 1),  # but the first one goes on
         (0, 0, 1, 0, 0),
         (0, 0, 9, 0, 0),

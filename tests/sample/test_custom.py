@@ -209,6 +209,16 @@ def test_one_that_keeps_the_argmax_comes_after_the_temperature() -> None:
     assert len(Rows.made[-1].rows) == 1
 
 
+def test_one_that_keeps_the_argmax_bears_any_temperature() -> None:
+    """A logit divided by the least float32 would be infinite."""
+    requests = {0: new(SamplingParams(temperature=1e-38, seed=5, extra_args={"sharpen": 1}))}
+    sampler = make_sampler(NumpyBackend(), requests, logits_processors=[Sharpen])
+    logits = random_logits(0, 1)
+    sampled = sampler.sample(logits.copy(), batch_of(requests))
+    assert list(sampled.token_ids) == [logits[0].argmax()]
+    assert not sampled.failed
+
+
 def test_a_failure_ends_its_requests_and_it_starts_anew() -> None:
     requests = {
         0: new(greedy(extra_args={"fail": True})),

@@ -83,6 +83,15 @@ def test_thinking_behind_drafts() -> None:
     assert tokens == [None, 3, 4, 5, None]
 
 
+def test_drafts_are_only_asked_about() -> None:
+    """Whether they end the reasoning or not, what follows in earnest is not read as theirs."""
+    context = np.array([9, 1, 2, 8, 8], dtype=np.int32)
+    drafts = np.array(END, dtype=np.int32)
+    budget = ThinkingBudget(Thinking(START, END), 2, 1)
+    assert budget.forced(context[:4], drafts) is None
+    assert budget.forced(context, drafts[:0]) == END[0]
+
+
 @given(st.lists(st.integers(0, 6), max_size=40), st.integers(0, 5))
 def test_no_reasoning_is_longer_than_its_budget(wishes: list[int], budget: int) -> None:
     """Whatever the model wants to say; and read token by token or at once is the same."""

@@ -32,6 +32,16 @@ def test_counts_are_those_of_the_output(prompt: list[int], pieces: list) -> None
             assert dict(zip(ids.tolist(), values.tolist())) == expected
 
 
+def test_there_is_room_for_any_number_of_tokens() -> None:
+    counts = TokenCounts(np.array([7], np.int32), 1)
+    for end in range(1, 301, 13):
+        context = np.arange(7, 7 + end, dtype=np.int32)
+        counts.advance(context)
+        ids, values = counts.read(context[:0])
+        assert ids.tolist() == context.tolist()
+        assert values.tolist() == [0] + [1] * (end - 1)
+
+
 def test_the_prompt_may_be_left_out() -> None:
     counts = TokenCounts(np.array([], np.int32), 3)
     counts.advance(np.array([9, 9, 9, 5, 5], np.int32))

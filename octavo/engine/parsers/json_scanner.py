@@ -117,7 +117,6 @@ class JsonObject:
             self._value.feed(char)
             self._state = self._in_container
         else:
-            self._escaped = False
             self._state = self._in_string if char == '"' else self._in_scalar
 
     def _in_container(self, char: str) -> None:
