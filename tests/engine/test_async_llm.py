@@ -261,7 +261,9 @@ def test_pause(model: Path, mode: PauseMode) -> None:
     """In the core's process: those that have begun end, go on, or stay; those that come wait."""
 
     async def test(engine: AsyncLLM) -> None:
-        begun = asyncio.ensure_future(collect(engine, "abc", params(max_tokens=100), "begun"))
+        # Where they do not end by themselves, they must not be done before the pause comes.
+        first_params = params(max_tokens=100 if mode == "wait" else 450)
+        begun = asyncio.ensure_future(collect(engine, "abc", first_params, "begun"))
         await until(lambda: engine.stats().generation_tokens > 0)
         await engine.pause_generation(mode=mode)
         assert await engine.is_paused()
