@@ -9,8 +9,8 @@ namespace {
 
 // The pages that the next attention will read for a thread's part of the requests, in their order.
 // A product of many rows computes more than it reads, and attention the other way round: in decode
-// steps of 32 and 64 requests attention takes 0.57 and 0.60 of the time when it finds its pages in
-// the L3 cache (docs/performance.md).
+// steps of 32 and 64 requests attention took some 0.6 of the time when it found its pages in the L3
+// cache (single profiles, docs/performance.md).
 class PagesAhead {
  public:
   OCTAVO_INLINE explicit PagesAhead(const Task& task) : ahead_(task.kv_ahead), step_(*task.step) {
