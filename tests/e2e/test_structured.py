@@ -270,7 +270,7 @@ class TestFailures:
             ({"regex": "a(?=b)"}, "look-around"),
             ({"json": {"anyOf": []}}, "anyOf is empty"),
             ({"json": {"not": {}}}, "not"),
-            ({"json": {"$ref": "#"}}, "NoExtension"),
+            ({"json": {"$ref": "#"}}, "refers to itself alone"),
             ({"json": {"type": "object", "required": ["a"], "additionalProperties": False}}, "'a'"),
             ({"grammar": "rubbish (("}, "Expected token"),
             ({"grammar": 'start: a\na: a a | "x" |'}, "cannot go on"),

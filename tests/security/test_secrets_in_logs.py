@@ -66,7 +66,7 @@ async def all_kinds_of_requests(s: Running) -> None:
     await s.get("/v1/models", authorization="Bearer wrong-key-of-somebody")
     await s.get("/v1/models", x_api_key="wrong-key-of-somebody")
     await s.get("/v1/models", x_api_key=KEY, x_request_id=f"{PROMPT} {KEY}")
-    await s.raw(f"GET / HTTP/1.1\r\nbroken {KEY}\r\n\r\n".encode())
+    await s.raw(f"GET / HTTP/1.1\r\nhost: x\r\nbroken {KEY}\r\n\r\n".encode())
 
 
 class BrokenEngine(FakeEngine):

@@ -182,7 +182,7 @@ async def test_a_client_that_takes_nothing() -> None:
 
 async def test_many_bodies_at_once() -> None:
     """Bodies that do not end are bounded together, and let go with their connections."""
-    head = b"POST /tokenize HTTP/1.1\r\ncontent-length: 1000\r\n\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
     async with serving(max_request_bytes=1000) as s:
         writers = []
         for _ in range(32):

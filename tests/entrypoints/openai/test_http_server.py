@@ -27,12 +27,12 @@ async def test_what_is_no_http() -> None:
         b"HELLO\r\n\r\n",
         b"GET\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"POST /tokenize HTTP/1.1\r\ncontent-length: abc\r\n\r\n",
-        b"POST /tokenize HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
-        b"POST /tokenize HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
-        b"POST /tokenize HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
-        b"GET / HTTP/1.1\r\na: b\x00c\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: abc\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
+        b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\na: b\x00c\r\n\r\n",
     ]
     async with serving() as s:
         for data in requests:
@@ -44,10 +44,10 @@ async def test_what_is_no_http() -> None:
 
 async def test_large_heads() -> None:
     async with serving() as s:
-        for head in (b"GET /" + b"x" * 70_000, b"GET / HTTP/1.1\r\na: " + b"x" * 70_000):
+        for head in (b"GET /" + b"x" * 70_000, b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"x" * 70_000):
             assert (await s.raw(head)).status == 400
         many = b"".join(b"h%d: x\r\n" % i for i in range(10_000))
-        assert (await s.raw(b"GET / HTTP/1.1\r\n" + many)).status == 400
+        assert (await s.raw(b"GET / HTTP/1.1\r\nhost: x\r\n" + many)).status == 400
         fits = b"GET /health HTTP/1.1\r\nhost: x\r\na: " + b"x" * 60_000 + b"\r\n\r\n"
         assert (await s.raw(fits)).status == 200
 
@@ -236,7 +236,7 @@ async def test_a_wish_to_upgrade_is_ignored(protocol: bytes) -> None:
                 assert (await read_reply(reader)).json["count"] == 2
             await close(writer)
         assert (await s.raw(b"GET /health HTTP/1.1\r\nhost: x\r\n" + wish + b"\r\n")).status == 200
-        assert (await s.raw(b"CONNECT x:1 HTTP/1.1\r\n" + wish + b"\r\n")).status == 400
+        assert (await s.raw(b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n" + wish + b"\r\n")).status == 400
 
 
 async def test_trailers_are_dropped() -> None:

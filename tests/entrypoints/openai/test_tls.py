@@ -63,7 +63,7 @@ async def test_answers_and_streams(folder: Path) -> None:
         assert tls.version() in ("TLSv1.2", "TLSv1.3")
         await close(writer)
         plain_reader, plain_writer = await asyncio.open_connection("127.0.0.1", s.port)
-        plain_writer.write(b"GET /health HTTP/1.1\r\n\r\n")
+        plain_writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         with suppress(ConnectionError):
             assert not (await plain_reader.read()).startswith(b"HTTP/1.1 200")
         await close(plain_writer)
@@ -72,7 +72,10 @@ async def test_answers_and_streams(folder: Path) -> None:
 
 async def test_an_answer_before_the_body_arrives_whole(folder: Path) -> None:
     size = 2**21
-    head = b"POST /tokenize HTTP/1.1\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % size
+    head = (
+        b"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        % size
+    )
     tls, client = tls_of(folder), trusting(folder)
     async with serving(tls=tls, client_tls=client, max_request_bytes=2**18) as s:
         reader, writer = await s.connect()
