@@ -217,18 +217,25 @@ def tiny_probes() -> list[Ask]:
     ]
 
 
+def tiny_run() -> dict[str, Any]:
+    """What is asked of a tiny model, and its sizes: the fields of `Setup` beside its files."""
+    return {
+        "vocab_size": TINY_VOCAB,
+        "max_model_len": 320,
+        "probes": tiny_probes(),
+        "lengths": [1, 5, 15, 16, 17, 40, 64, 100],
+        "max_tokens": 10,
+        "small_pool": 25,
+        "num_steps_to_full": 10,
+    }
+
+
 @pytest.fixture(scope="module", params=TINY_MODELS)
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
     folder = tmp_path_factory.mktemp(request.param)
     return Setup(
         path=write_tiny(folder, **TINY_MODELS[request.param]),
-        vocab_size=TINY_VOCAB,
-        max_model_len=320,
-        probes=tiny_probes(),
-        lengths=[1, 5, 15, 16, 17, 40, 64, 100],
-        max_tokens=10,
-        small_pool=25,
-        num_steps_to_full=10,
+        **tiny_run(),
         never_preempted=frozenset({"long"} if request.param == "mistral" else ()),
     )
 

@@ -29,7 +29,7 @@ from tests.e2e.test_bitwise import (
     check_batches,
     check_preemptions,
     reference_of,
-    tiny_probes,
+    tiny_run,
 )
 from tests.kernels.blocks import random_blocks
 from tests.models.gguf_lab import Tensors, llama_metadata, write_gguf
@@ -186,13 +186,7 @@ def test_every_option(
     tiny = FormatSetup(
         format=format,
         path=path_of(format),
-        vocab_size=TINY_VOCAB,
-        max_model_len=320,
-        probes=tiny_probes(),
-        lengths=[1, 5, 15, 16, 17, 40, 64, 100],
-        max_tokens=10,
-        small_pool=25,
-        num_steps_to_full=10,
+        **tiny_run(),
     )
     with closing(tiny.open(**PLAIN)) as lab:
         reference = reference_of(tiny, lab)
