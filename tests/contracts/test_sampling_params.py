@@ -138,7 +138,7 @@ def test_defaults_are_vllms() -> None:
         ("logit_bias", None, None),
         ("logit_bias", {}, {}),
         ("logit_bias", {5: 1}, {5: 1.0}),
-        ("logit_bias", {"5": -1.5, "007": 2}, {5: -1.5, 7: 2.0}),
+        ("logit_bias", {"5": -1.5, "0": 2}, {5: -1.5, 0: 2.0}),
         ("logit_bias", {0: 100.5, 1: -1e300, 2: INF}, {0: 100.0, 1: -100.0, 2: 100.0}),
         ("logit_bias", {np.int32(3): np.float32(0.5)}, {3: 0.5}),
         ("allowed_token_ids", None, None),
@@ -269,7 +269,7 @@ def test_accepted(field: str, given: Any, kept: Any) -> None:
         ("logprobs", True, "must be an integer"),
         ("detokenize", "yes", "detokenize='yes' must be true or false"),
         ("skip_special_tokens", 0, "must be true or false"),
-        ("spaces_between_special_tokens", False, "not supported"),
+        ("spaces_between_special_tokens", "no", "must be true or false"),
         ("include_stop_str_in_output", "no", "must be true or false"),
         ("output_kind", 0, "must be a RequestOutputKind"),
         ("output_kind", "delta", "must be a RequestOutputKind"),
@@ -291,6 +291,10 @@ def test_accepted(field: str, given: Any, kept: Any) -> None:
         ("logit_bias", {"²": 1}, "holds '²', which is no token id"),
         ("logit_bias", {"-1": 1}, "holds '-1', which is no token id"),
         ("logit_bias", {"1" * 11: 1}, "which is no token id"),
+        *(
+            ("logit_bias", {key: 1}, f"holds {key!r}, which is no token id")
+            for key in ("05", "00", "+5", " 5", "5\n", "5_0", "٥", "5.0", "")
+        ),
         ("logit_bias", {-1: 1}, "holds -1, which is no token id"),
         ("logit_bias", {2**31: 1}, "holds 2147483648, which is no token id"),
         ("logit_bias", {1.0: 1}, "holds 1.0, which is no token id"),
@@ -518,3 +522,17 @@ def test_any_values_either_work_or_are_a_request_error(values: dict[str, Any]) -
     if is_plain and "nan" not in str(params.extra_args):  # which no two are equal
         wire = msgspec.msgpack.encode(params)
         assert msgspec.msgpack.decode(wire, type=SamplingParams) == params
+
+
+def test_a_clone_shares_nothing() -> None:
+    """Libraries that were written for vLLM copy parameters and edit the copy."""
+    params = SamplingParams(stop=["a"], logit_bias={1: 2.0}, logits_processors=[print], seed=3)
+    copy = params.clone()
+    assert copy == params
+    assert copy.stop is not None
+    assert copy.logit_bias is not None
+    copy.stop += ["b"]
+    copy.logit_bias[2] = 1.0
+    copy.seed = 4
+    assert (params.stop, params.logit_bias, params.seed) == (["a"], {1: 2.0}, 3)
+    assert copy.logits_processors == [print]
