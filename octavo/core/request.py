@@ -255,7 +255,7 @@ class Request:
         if not self.spec_token_ids or self.num_output_placeholders:
             return []
         # One more token than drafts is sampled.
-        return self.spec_token_ids[: max(0, self.max_num_tokens - len(self.token_ids) - 1)]
+        return self.spec_token_ids[: self.max_num_tokens - len(self.token_ids) - 1]
 
     def forget_progress(self) -> None:
         """Back to the start, known tokens apart. The blocks must have been freed."""

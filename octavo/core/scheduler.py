@@ -31,7 +31,7 @@ from octavo.contracts.step import BlockIds, RunnerOutput, SchedulerOutput
 from octavo.core.block_hash import BlockHasher
 from octavo.core.budget import TokenBudget
 from octavo.core.counters import Counters
-from octavo.core.failures import drop_hashes, mark_failed, sharers_since
+from octavo.core.failures import drop_hashes, errors_of, mark_failed, sharers_since
 from octavo.core.forks import Forks
 from octavo.core.hooks import HookChain
 from octavo.core.integrity import check_scheduler
@@ -368,11 +368,7 @@ class Scheduler:
             raise ValueError(f"step {step.step_id} is not the oldest in flight")
         record = self._in_flight.popleft()
         sampled = dict(zip(output.request_ids, output.sampled_token_ids))
-        errors = output.errors
-        if not all(map(sampled.get, step.samples)):
-            errors = {r: "no token was sampled" for r in step.samples if not sampled.get(r)}
-            errors.update(output.errors)
-        if errors:
+        if errors := errors_of(step, output, sampled):
             outputs += self._fail_in(record, errors, output.error_params)
         has_more = output.logprobs or output.prompt_logprobs or output.pooler_outputs
         rest = output if has_more else None
