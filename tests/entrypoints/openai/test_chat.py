@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from octavo.contracts.sampling_params import SamplingParams
-from tests.entrypoints.openai.fake_engine import FakeEngine, logprob_of
+from tests.entrypoints.openai.fake_engine import FakeEngine
+from tests.entrypoints.openai.fake_model import logprob_of
 from tests.entrypoints.openai.harness import MODEL, serving
 
 TEXT = "Zoë → 你好, 👨‍👩‍👧‍👦 🇫🇷 é 🌶️ end"
