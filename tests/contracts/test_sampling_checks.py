@@ -113,7 +113,7 @@ REFUSED = [  # (field, value, what the error says)
     ("logprobs", True, "must be an integer"),
     ("detokenize", "yes", "detokenize='yes' must be true or false"),
     ("skip_special_tokens", 0, "must be true or false"),
-    ("spaces_between_special_tokens", False, "not supported"),
+    ("spaces_between_special_tokens", "no", "must be true or false"),
     ("include_stop_str_in_output", "no", "must be true or false"),
     ("output_kind", 0, "must be a RequestOutputKind"),
     ("output_kind", "delta", "must be a RequestOutputKind"),
@@ -135,6 +135,10 @@ REFUSED = [  # (field, value, what the error says)
     ("logit_bias", {"²": 1}, "holds '²', which is no token id"),
     ("logit_bias", {"-1": 1}, "holds '-1', which is no token id"),
     ("logit_bias", {"1" * 11: 1}, "which is no token id"),
+    *(
+        ("logit_bias", {key: 1}, f"holds {key!r}, which is no token id")
+        for key in ("05", "00", "+5", " 5", "5\n", "5_0", "٥", "5.0", "")
+    ),
     ("logit_bias", {-1: 1}, "holds -1, which is no token id"),
     ("logit_bias", {2**31: 1}, "holds 2147483648, which is no token id"),
     ("logit_bias", {1.0: 1}, "holds 1.0, which is no token id"),

@@ -115,7 +115,7 @@ ACCEPTED = [  # (field, value, what is kept)
     ("logit_bias", None, None),
     ("logit_bias", {}, {}),
     ("logit_bias", {5: 1}, {5: 1.0}),
-    ("logit_bias", {"5": -1.5, "007": 2}, {5: -1.5, 7: 2.0}),
+    ("logit_bias", {"5": -1.5, "0": 2}, {5: -1.5, 0: 2.0}),
     ("logit_bias", {0: 100.5, 1: -1e300, 2: INF}, {0: 100.0, 1: -100.0, 2: 100.0}),
     ("logit_bias", {np.int32(3): np.float32(0.5)}, {3: 0.5}),
     ("allowed_token_ids", None, None),
@@ -205,3 +205,17 @@ def test_unknown_field_is_named() -> None:
 def test_is_greedy() -> None:
     assert SamplingParams(temperature=0).is_greedy
     assert not SamplingParams(temperature=1e-38).is_greedy
+
+
+def test_a_clone_shares_nothing() -> None:
+    """Libraries that were written for vLLM copy parameters and edit the copy."""
+    params = SamplingParams(stop=["a"], logit_bias={1: 2.0}, logits_processors=[print], seed=3)
+    copy = params.clone()
+    assert copy == params
+    assert copy.stop is not None
+    assert copy.logit_bias is not None
+    copy.stop += ["b"]
+    copy.logit_bias[2] = 1.0
+    copy.seed = 4
+    assert (params.stop, params.logit_bias, params.seed) == (["a"], {1: 2.0}, 3)
+    assert copy.logits_processors == [print]
