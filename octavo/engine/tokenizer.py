@@ -18,6 +18,7 @@ from octavo.engine.chat_messages import (
     strings_in,
 )
 from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.tokenizer_parts import FAST_TOKENIZER, template_value
 from octavo.errors import ChatTemplateError, ConfigError, RequestError, shown
 from octavo.models.files import ModelFiles, resolve_tokenizer
 
@@ -137,6 +138,17 @@ class Tokenizer:
     def chat_template_source(self) -> str:
         """Text of all chat templates; "" where there are none."""
         return "\n".join(template.source for template in self._chat_templates.values())
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What a tokenizer_config.json says of it: special tokens by their names, as "eos_token",
+        and `chat_template`."""
+        sources = {name: template.source for name, template in self._chat_templates.items()}
+        return {
+            "tokenizer_class": FAST_TOKENIZER,
+            **self._special_tokens,
+            **({"chat_template": template_value(sources)} if sources else {}),
+        }
 
     def apply_chat_template(
         self,

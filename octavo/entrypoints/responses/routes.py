@@ -21,6 +21,7 @@ from octavo.entrypoints.openai.errors import (
     json_response,
 )
 from octavo.entrypoints.openai.event_log import EventLog
+from octavo.entrypoints.openai.generate import GenerateRequest
 from octavo.entrypoints.openai.generation import (
     UsageCounter,
     begin,
@@ -29,6 +30,7 @@ from octavo.entrypoints.openai.generation import (
 from octavo.entrypoints.openai.logprobs import chat_logprobs
 from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.prepared import check_num_logprobs
+from octavo.entrypoints.openai.render import rendered_chat
 from octavo.entrypoints.openai.request_log import end_in_background
 from octavo.entrypoints.openai.sse import EventStream
 from octavo.entrypoints.responses.builder import ResponseBuilder
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from octavo.entrypoints.openai.answers import TokenLogprob
     from octavo.entrypoints.openai.endpoint import Call
     from octavo.entrypoints.openai.generation import Generation
+    from octavo.entrypoints.openai.prepared import PreparedRequest
+    from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 
 logger = get_logger(__name__)
 
@@ -68,9 +72,7 @@ async def create_response(call: Call) -> HTTPResponse | EventStream:
         if request.background:
             raise bad_request("a batch is in the background already; leave it out", "background")
         request.store = False  # the batch's results keep it: it would displace others
-    earlier: list[dict[str, Any]] = []
-    if request.previous_response_id is not None:
-        earlier = _previous(call, request.previous_response_id)
+    earlier = _earlier(call, request)
     own = input_items(request.input)
     with ExitStack() as stack:
         if request.background:  # the work outlives this HTTP request, and so does its ticket
@@ -145,9 +147,10 @@ class _Making:
         return chat_logprobs(ids, values, table, num_top=self._num_top, as_ids=False).content
 
 
-async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, Any]]) -> _Making:
-    model = call.server.model(request.model)
-    call.record.model = model.name
+async def _prepare(
+    call: Call, request: ResponsesRequest, chat: ChatCompletionRequest
+) -> PreparedRequest:
+    """Check a request, of which `chat` is the same as a chat. Raises as `prepare_chat`."""
     num_top = None
     if wants_logprobs(request):
         num_top = request.top_logprobs or 0
@@ -155,16 +158,34 @@ async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, An
     most = request.max_output_tokens
     if most is not None and most < 1:
         raise bad_request(f"max_output_tokens={most} must be at least 1", "max_output_tokens")
-    chat = chat_request(request, items)
-    prepared = await prepare_chat(
+    return await prepare_chat(
         call,
         chat,
-        model,
+        call.server.model(request.model),
         max_tokens=most,
         logprobs=num_top,
         prompt_field="input",
         format_field="text",
     )
+
+
+async def render_response(call: Call) -> HTTPResponse:
+    """What a request for a response asks of the engine."""
+    request = parse_body(call.take_body(), ResponsesRequest, UNSUPPORTED)
+    if request.background:
+        raise bad_request(
+            "background cannot be rendered: /inference/v1/generate answers its client; leave it "
+            "out",
+            "background",
+        )
+    chat = chat_request(request, [*_earlier(call, request), *input_items(request.input)])
+    return json_response(await rendered_chat(chat, await _prepare(call, request, chat)))
+
+
+async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, Any]]) -> _Making:
+    model = call.server.model(request.model)
+    call.record.model = model.name
+    prepared = await _prepare(call, request, chat_request(request, items))
     generation = begin(call, prepared, "resp_")
     # Whoever knows the id of an HTTP request must not know that of the response.
     response = Response(
@@ -173,7 +194,7 @@ async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, An
         status="queued" if request.background else "in_progress",
         background=bool(request.background),
         instructions=request.instructions,
-        max_output_tokens=most,
+        max_output_tokens=request.max_output_tokens,
         metadata=request.metadata or {},
         model=model.name,
         output=[],
@@ -189,10 +210,15 @@ async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, An
         top_p=generation.params.top_p,
         user=request.user,
     )
+    num_top = prepared.params.logprobs
     return _Making(generation, ResponseBuilder(response, generation.parsing), num_top)
 
 
-def _previous(call: Call, response_id: str) -> list[dict[str, Any]]:
+def _earlier(call: Call, request: ResponsesRequest) -> list[dict[str, Any]]:
+    """The conversation that a request goes on with, as items. Raises APIError."""
+    response_id = request.previous_response_id
+    if response_id is None:
+        return []
     entry = _entry(call, response_id)
     if entry.response.status in ("queued", "in_progress"):
         raise APIError(
@@ -321,6 +347,17 @@ ROUTES = (
         unsupported=UNSUPPORTED,
         response=Response,
         event=ResponseEvent,
+        errors=(404, 409),
+        queued=True,
+    ),
+    APIRoute(
+        method="POST",
+        path=f"{PATH}/render",
+        summary="What a request for a response asks of /inference/v1/generate",
+        handler=render_response,
+        request=ResponsesRequest,
+        unsupported=UNSUPPORTED,
+        response=GenerateRequest,
         errors=(404, 409),
         queued=True,
     ),

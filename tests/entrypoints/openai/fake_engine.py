@@ -27,20 +27,17 @@ from octavo.contracts.messages import (
     EngineRequest,
     FinishReason,
     LogprobRows,
-    PoolingRequestOutput,
     PromptProgress,
     RequestOutput,
     SchedulerStats,
     ServiceClass,
 )
 from octavo.contracts.pause_mode import PauseMode
-from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
-from octavo.engine.beam_search import check_request
-from octavo.engine.input_processor import InputProcessor, ProcessedRequest
+from octavo.engine.beam_search import CheckedBeamSearch, check_requests
+from octavo.engine.input_processor import CheckedRequest, InputProcessor, ProcessedRequest
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor, ParserOf
-from octavo.engine.pooling import pooling_output
 from octavo.engine.wire import CoreInfo
 from octavo.errors import EngineDeadError, EngineUnresponsiveError
 from tests.engine.fakes import EOS, HIDDEN_SIZE
@@ -154,54 +151,31 @@ class FakeEngine:
 
     # ---------------------------------------------------------------- AsyncLLM
 
-    async def generate(
+    async def check(
+        self, prompts: Sequence[Any], params: Sequence[Any], **options: Any
+    ) -> list[CheckedRequest | CheckedBeamSearch]:
+        await asyncio.sleep(0)
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+        return check_requests(self._input, prompts, params, **options)
+
+    async def check_grammar(self, request: CheckedRequest) -> None:
+        await asyncio.sleep(0)
+
+    async def run(
         self,
-        prompt: Any,
-        params: SamplingParams,
+        request: CheckedRequest,
         request_id: str,
         *,
-        priority: int = 0,
         service_class: ServiceClass = ServiceClass.INTERACTIVE,
-        cache_salt: str | None = None,
         parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         if self._dead is not None:
             raise EngineDeadError(self._dead)
-        request = self._input.process(
-            request_id,
-            prompt,
-            params,
-            priority=priority,
-            service_class=service_class,
-            cache_salt=cache_salt,
-        )
-        async with aclosing(self._outputs_of(request, parser_of)) as outputs:
+        processed = self._input.begin(request_id, request, service_class=service_class)
+        async with aclosing(self._outputs_of(processed, parser_of)) as outputs:
             async for output in outputs:
                 yield output
-
-    async def encode(
-        self,
-        prompt: Any,
-        pooling_params: PoolingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        service_class: ServiceClass = ServiceClass.INTERACTIVE,
-        cache_salt: str | None = None,
-    ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        if self._dead is not None:
-            raise EngineDeadError(self._dead)
-        request = self._input.process(
-            request_id,
-            prompt,
-            pooling_params,
-            priority=priority,
-            service_class=service_class,
-            cache_salt=cache_salt,
-        )
-        async with aclosing(self._outputs_of(request, None)) as outputs:
-            async for output in outputs:
-                yield pooling_output(output)
 
     async def _outputs_of(
         self, request: ProcessedRequest, parser_of: ParserOf | None
@@ -231,12 +205,6 @@ class FakeEngine:
 
     async def check_num_chars(self, num_chars: int, param: str) -> None:
         self._input.check_num_chars(num_chars, param=param)
-
-    async def check(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[Any], **options: Any
-    ) -> None:
-        await asyncio.sleep(0)
-        check_request(self._input, prompts, params, **options)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         await asyncio.sleep(0)

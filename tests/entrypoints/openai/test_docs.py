@@ -14,11 +14,15 @@ from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.gate import Gate
 from octavo.entrypoints.openai.state import MAX_BODIES, MAX_CHOICES, serve_engines
+from octavo.entrypoints.openai.unsupported_routes import UNSUPPORTED_ROUTES
 from octavo.entrypoints.openai.vectors import MAX_INPUTS
 from tests.entrypoints.openai.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+
+
+EVERYTHING = ServerConfig(server_dev_mode=True, enable_tokenizer_info_endpoint=True)
 
 
 def section(title: str) -> str:
@@ -33,7 +37,7 @@ def words(text: str) -> set[str]:
 
 
 async def test_routes() -> None:
-    gate = build_app(serve_engines({"m": FakeEngine()}, ServerConfig(server_dev_mode=True)))
+    gate = build_app(serve_engines({"m": FakeEngine()}, EVERYTHING))
     assert isinstance(gate, Gate)
     there = set()
     for route in gate._app.routes:  # type: ignore[attr-defined]
@@ -45,6 +49,12 @@ async def test_routes() -> None:
     assert {
         w for w in words(section("Routes")) if w.startswith(("GET ", "POST ", "DELETE "))
     } == there
+
+
+def test_routes_of_other_servers() -> None:
+    rows = re.findall(r"^\| (`/.*?`) \| (.*) \|$", section("Routes"), re.MULTILINE)
+    table = {path: why for paths, why in rows for path in words(paths)}
+    assert table == UNSUPPORTED_ROUTES
 
 
 def test_request_fields() -> None:

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from starlette.routing import Route
 
-from octavo.entrypoints.openai import admin
+from octavo.entrypoints.openai import admin, tokenization
 from octavo.entrypoints.openai.app import ROUTES, build_app
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.gate import Gate
@@ -20,7 +20,7 @@ from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import Reply, Running, serving
 from tests.entrypoints.openai.sse_client import streaming
 
-ALL = (*ROUTES, *admin.ROUTES)
+ALL = (*ROUTES, *admin.ROUTES, *tokenization.INFO_ROUTES)
 DOCUMENT = json.loads(json.dumps(openapi_document((*ALL, *documentation_routes(ALL)))))
 
 
@@ -57,7 +57,8 @@ def check_reply(method: str, path: str, reply: Reply) -> None:
 
 
 async def test_every_route_is_there() -> None:
-    gate = build_app(serve_engines({"m": FakeEngine()}, ServerConfig(server_dev_mode=True)))
+    config = ServerConfig(server_dev_mode=True, enable_tokenizer_info_endpoint=True)
+    gate = build_app(serve_engines({"m": FakeEngine()}, config))
     assert isinstance(gate, Gate)
     there = set()
     for route in gate._app.routes:  # type: ignore[attr-defined]
@@ -199,7 +200,7 @@ async def test_resumable_streams_are_as_described() -> None:
 
 
 async def test_pages() -> None:
-    async with serving(server_dev_mode=True) as s:
+    async with serving(server_dev_mode=True, enable_tokenizer_info_endpoint=True) as s:
         assert (await s.get("/openapi.json")).json == DOCUMENT
         page = await s.get("/docs")
         assert page.headers["content-type"].startswith("text/html")
