@@ -18,6 +18,7 @@ from octavo.entrypoints.openai.request_log import log_request
 
 if TYPE_CHECKING:
     from octavo.contracts.messages import CompletionOutput, RequestOutput
+    from octavo.contracts.sampling_params import SamplingParams
     from octavo.engine.output_processor import ParserOf
     from octavo.entrypoints.openai.endpoint import Call
     from octavo.entrypoints.openai.prepared import PreparedRequest
@@ -159,9 +160,7 @@ class Generation:
             request,
             self._ids[i],
             service_class=self._service_class,
-            # Beams show all special tokens or none.
-            skip_special_tokens=self.params.skip_special_tokens
-            and not self.params.shown_special_token_ids,
+            skip_special_tokens=skips_special_tokens(self.params),
         )
         seconds = self._request_timeout
         try:
@@ -199,6 +198,11 @@ def begin(call: Call, prepared: PreparedRequest, id_prefix: str) -> Generation:
         }
     )
     return Generation(call, prepared, public_id, ids)
+
+
+def skips_special_tokens(params: SamplingParams) -> bool:
+    """Whether the texts of beams have no special tokens: they show all of them or none."""
+    return params.skip_special_tokens and not params.shown_special_token_ids
 
 
 def stream_options(request: GenerationRequest) -> tuple[bool, bool]:

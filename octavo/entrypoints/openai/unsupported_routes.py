@@ -27,8 +27,6 @@ UNSUPPORTED_ROUTES: dict[str, str] = {
     "texts, and structured_outputs with a choice lets a model choose",
     "/generative_scoring": "use POST /v1/completions with logprobs and logprob_token_ids",
     "/v1/systemone": "use POST /v1/chat/completions with structured_outputs",
-    "/v1/chat/completions/derender": "use POST /detokenize",
-    "/v1/completions/derender": "use POST /detokenize",
     "/v2/embed": "use POST /v1/embeddings",
     "/cohere": _CHAT,
     "/v1/chat/completions/batch": "send the chats as requests of their own, which run together, or "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ from octavo.entrypoints.openai.generate import SamplingFields
 from octavo.entrypoints.openai.keys import KeyRing
 from octavo.entrypoints.openai.sampling import SAMPLING_FIELDS, sampling_fields, sampling_params
 from tests.e2e.lab import write_tiny
-from tests.entrypoints.openai.harness import MODEL, serving
+from tests.entrypoints.openai.harness import MODEL, Reply, serving
 from tests.entrypoints.openai.live import Live, live
 
 PROMPT = list(range(60, 100))
@@ -70,6 +72,33 @@ def assert_same(server: Live, path: str, body: dict[str, Any]) -> None:
     used = [answer.json["usage"] for answer in answers]
     for name in ("prompt_tokens", "completion_tokens"):
         assert sum(usage[name] for usage in used) == reply.json["usage"][name]
+    assert_derendered(server, path, {**body, "return_token_ids": True}, answers, reply.json)
+
+
+def assert_derendered(
+    server: Live, path: str, body: dict[str, Any], answers: list[Reply], direct: dict[str, Any]
+) -> None:
+    """From what was generated comes the direct answer again."""
+    made = [answer.json for answer in answers]
+    lengths = [answer["usage"]["prompt_tokens"] for answer in made]
+    reply = server.post(
+        f"{path}/derender",
+        {"completion_request": body, "generate_responses": made, "prompt_tokens": lengths}
+        if path == COMPLETIONS
+        else {"chat_request": body, "generate_response": made[0], "prompt_tokens": lengths[0]},
+    )
+    assert reply.status == 200, reply.body
+    assert reply.json["id"] == made[0]["request_id"]
+    assert without_ids(reply.json) == without_ids(direct)
+
+
+def without_ids(answer: dict[str, Any]) -> dict[str, Any]:
+    """What two answers to one request have in common."""
+    answer = json.loads(re.sub(r"chatcmpl-tool-\w+", "", json.dumps(answer)))
+    for name in ("id", "created"):
+        del answer[name]
+    del answer["usage"]["prompt_tokens_details"]
+    return answer
 
 
 @pytest.mark.parametrize(
