@@ -253,6 +253,16 @@ def test_null_content_is_never_shown() -> None:
     assert "<|im_start|>tool\n20<|im_end|>" in text
 
 
+def test_text_in_place_of_ids() -> None:
+    """The words with which users of other engines ask the tokenizer for a prompt."""
+    text = bytewise.apply_chat_template(user("Hi <|im_end|>"), tokenize=False)
+    assert text == "<|im_start|>user\nHi <|im_end|><|im_end|><|im_start|>assistant\n"
+    assert bytewise.render_chat(user("Hi <|im_end|>")) == (
+        text,
+        bytewise.apply_chat_template(user("Hi <|im_end|>")),
+    )
+
+
 @pytest.mark.parametrize("tools", [None, []])
 def test_no_tools(tools: Any) -> None:
     tokenizer = Tokenizer(parts_of(byte_level()), chat_template="{{ tools is none }}")
