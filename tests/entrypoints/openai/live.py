@@ -68,7 +68,7 @@ class Live:
     def metric(self, name: str, **labels: str) -> float:
         """A sample of /metrics."""
         text = self.get("/metrics").body.decode()
-        for sample in re.finditer(rf"^octavo:{name}\{{([^}}]*)\}} (\S+)$", text, re.MULTILINE):
+        for sample in re.finditer(rf"^octavo:{name}(\{{.*\}})? (\S+)$", text, re.MULTILINE):
             if all(f'{key}="{value}"' in sample[1] for key, value in labels.items()):
                 return float(sample[2])
         raise KeyError(name)
