@@ -18,7 +18,7 @@ from octavo.engine.chat_messages import (
     strings_in,
 )
 from octavo.engine.chat_template import ChatTemplate
-from octavo.engine.tokenizer_parts import FAST_TOKENIZER, template_value
+from octavo.engine.tokenizer_config import tokenizer_config
 from octavo.errors import ChatTemplateError, ConfigError, RequestError, shown
 from octavo.models.files import ModelFiles, resolve_tokenizer
 
@@ -151,11 +151,7 @@ class Tokenizer:
         """What a tokenizer_config.json says of it: special tokens by their names, as "eos_token",
         and `chat_template`."""
         sources = {name: template.source for name, template in self._chat_templates.items()}
-        return {
-            "tokenizer_class": FAST_TOKENIZER,
-            **self._special_tokens,
-            **({"chat_template": template_value(sources)} if sources else {}),
-        }
+        return tokenizer_config(self._special_tokens, sources)
 
     def render_chat(
         self,

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 
 from octavo.engine.gguf_tokenizer import PRE_TOKENIZERS, PreTokenizer, gguf_tokenizer
 from octavo.engine.hf_tokenizer import folder_tokenizer
-from octavo.engine.tokenizer_parts import FAST_TOKENIZER, TokenizerParts, template_value
+from octavo.engine.tokenizer_config import tokenizer_config
+from octavo.engine.tokenizer_parts import TokenizerParts
 from octavo.errors import TokenizerError, shown
 from octavo.log import get_logger
 from octavo.models.files import ModelFiles
@@ -51,14 +52,11 @@ def folder_files(files: ModelFiles) -> dict[str, bytes]:
         paths = [files.path / name for name in _FOLDER_FILES]
         return {p.name: p.read_bytes() for p in paths if p.is_file()}
     parts = gguf_tokenizer(files.gguf_metadata, str(files.path))
-    config: dict[str, Any] = {
-        "tokenizer_class": FAST_TOKENIZER,
+    config = {
         "clean_up_tokenization_spaces": False,
         "model_max_length": files.config.int("max_position_embeddings", None),
-        **parts.special_tokens,
+        **tokenizer_config(parts.special_tokens, parts.chat_templates),
     }
-    if parts.chat_templates:
-        config["chat_template"] = template_value(parts.chat_templates)
     content = json.dumps(
         {k: v for k, v in config.items() if v is not None}, indent=2, ensure_ascii=False
     )

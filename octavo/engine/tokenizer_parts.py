@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer, processors
 
-FAST_TOKENIZER = "PreTrainedTokenizerFast"
-"""The class of transformers that reads any tokenizer.json."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerParts:
@@ -31,13 +28,6 @@ class TokenizerParts:
     eos_token_ids: list[int]
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     chat_templates: Mapping[str, str] = field(default_factory=dict)
-
-
-def template_value(chat_templates: Mapping[str, str]) -> str | list[dict[str, str]]:
-    """Chat templates as tokenizer_config.json has them under "chat_template"."""
-    if list(chat_templates) == ["default"]:
-        return chat_templates["default"]
-    return [{"name": name, "template": text} for name, text in chat_templates.items()]
 
 
 def add_around(core: Tokenizer, bos: int | None, eos: int | None) -> None:
