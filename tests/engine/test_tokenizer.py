@@ -244,7 +244,7 @@ def test_nothing_else_of_a_request_becomes_special_either() -> None:
 def test_null_content_is_never_shown() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
-        *user(None),
+        *user(""),
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": [{"type": "text", "text": "20"}], "name": None},
     ]
