@@ -136,6 +136,11 @@ class Tokenizer:
         words with a space, the space is there even at the start of a text."""
         return self._bytes[token_id] if 0 <= token_id < self.vocab_size else b""
 
+    @cached_property
+    def special_spellings(self) -> Mapping[str, int]:
+        """Every special token by its text."""
+        return {self.token_bytes(i).decode("utf-8", "replace"): i for i in self.all_special_ids}
+
     @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` has a template to apply."""

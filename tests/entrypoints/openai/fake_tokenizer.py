@@ -35,6 +35,7 @@ class FakeTokenizer(ByteTokenizer):
         self.opens = opens
         self._specials = {s: self.vocab_size - len(specials) + i for i, s in enumerate(specials)}
         self.all_special_ids |= frozenset(self._specials.values())
+        self.special_spellings |= self._specials
         if bos:
             self.bos_token_id = 257
 
