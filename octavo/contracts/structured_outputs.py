@@ -32,10 +32,12 @@ class GrammarSource(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         kind: the language: a JSON schema with llguidance's options under "x-guidance", a regular
             expression, llguidance's Lark, or GBNF (llama.cpp's EBNF).
+        prefix: llguidance's Lark with a rule `prefix`, which is what comes first; "": nothing.
     """
 
     kind: GrammarKind
     text: str
+    prefix: str = ""
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -85,6 +87,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name in ("json", "structural_tag"):
             if getattr(self, name) is not None:
                 setattr(self, name, _json_text(name, getattr(self, name)))
+        if self.json is not None:
+            _check_schema(self.json)
         if self.choice is not None:
             self._check_choice(self.choice)
 
@@ -115,6 +119,16 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             _check_text("choice", text)
         if sum(map(len, choice)) > MAX_GRAMMAR_CHARS:
             raise _error(f"choice has more than {MAX_GRAMMAR_CHARS} characters")
+
+
+def _check_schema(text: Any) -> None:
+    """Refuse OpenAI's envelope of a schema, which as a schema would allow anything."""
+    keys = set(json.loads(text)) if text not in ("true", "false") else set()
+    if "schema" in keys and keys <= {"name", "description", "schema", "strict"}:
+        raise _error(
+            f"json has the fields {', '.join(sorted(keys))}: that is what response_format holds; "
+            "give the schema in it"
+        )
 
 
 def _error(message: str) -> RequestError:

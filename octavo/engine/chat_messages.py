@@ -9,7 +9,8 @@ from typing import Any
 from octavo.errors import RequestError, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-TEXT_PARTS = ("text", "input_text", "output_text")
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of parts that are text → their field that has it."""
 MAX_MESSAGES = 1 << 16
 MAX_CHARS = 1 << 24
 MAX_DEPTH = 64
@@ -109,11 +110,12 @@ def _part(where: str, part: Any) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else part
-    if kind not in TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise _error(f"{where}: part of type {shown(kind)} is not supported; supported: text")
-    text = part.get("text")
+    field = TEXT_PARTS[kind]
+    text = part.get(field)
     if not isinstance(text, str):
-        raise _error(f"{where}: text={shown(text)} must be text")
+        raise _error(f"{where}: {field}={shown(text)} must be text")
     return text
 
 
@@ -136,7 +138,8 @@ def _arguments(where: str, arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        parsed = json.loads(arguments)
+        return {} if parsed is None else parsed
     except (ValueError, RecursionError) as error:
         raise _error(f"{where}: arguments are not valid JSON: {str(error)[:200]}") from None
 

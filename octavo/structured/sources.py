@@ -12,24 +12,11 @@ from octavo.contracts.structured_outputs import (
     StructuredOutputsParams,
 )
 from octavo.errors import RequestError, shown
+from octavo.structured.subschemas import subschemas
 
 DEFAULT_WHITESPACE = r"( |\r?\n[ \t]{0,15})"
 """White space between the parts of JSON: a space, or a new line and its indentation. JSON allows
 any amount, and a model may not find its way out of it."""
-
-# Keywords of JSON Schema with a schema, a list of schemas, or a map of schemas.
-_SCHEMA = (
-    "items",
-    "additionalProperties",
-    "contains",
-    "propertyNames",
-    "not",
-    "if",
-    "then",
-    "else",
-)
-_SCHEMAS = ("prefixItems", "allOf", "anyOf", "oneOf")
-_SCHEMA_MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 
 
 def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
@@ -58,8 +45,10 @@ def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
 
 def _with_options(schema: Any, params: StructuredOutputsParams) -> str:
     """The schema with llguidance's options."""
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
+    if schema is False:
+        raise RequestError("the schema is false, which nothing satisfies", param=GRAMMAR_PARAM)
+    if schema is True:
+        schema = {}
     if params.disable_additional_properties:
         _close_objects(schema)
     options: dict[str, Any] = {"whitespace_pattern": DEFAULT_WHITESPACE}
@@ -78,16 +67,9 @@ def _with_options(schema: Any, params: StructuredOutputsParams) -> str:
 
 def _close_objects(schema: Any) -> None:
     """Say additionalProperties: false in every schema that names properties and does not say."""
-    todo = [schema]
-    while todo:
-        item = todo.pop()
-        if not isinstance(item, dict):
-            continue
+    for item in subschemas(schema):
         if "properties" in item or "patternProperties" in item:
             item.setdefault("additionalProperties", False)
-        todo += [item[k] for k in _SCHEMA if k in item]
-        todo += [s for k in _SCHEMAS if isinstance(item.get(k), list) for s in item[k]]
-        todo += [s for k in _SCHEMA_MAPS if isinstance(item.get(k), dict) for s in item[k].values()]
 
 
 def _tags_grammar(tag: Mapping[str, Any]) -> str:

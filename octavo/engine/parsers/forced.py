@@ -7,8 +7,8 @@ from typing import Any
 
 from octavo.contracts.answer_events import CallArguments, CallBegin, Event
 from octavo.engine.parsers.formats import ToolFormat
+from octavo.engine.parsers.json_calls import JsonCalls
 from octavo.engine.parsers.parser import MarkedParser, functions_of
-from octavo.engine.parsers.sections import JsonCalls
 
 _LIST_OF_CALLS = ToolFormat(sections={"": {"[": JsonCalls}})
 

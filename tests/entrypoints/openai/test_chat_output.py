@@ -264,8 +264,8 @@ async def test_forced_calls_that_cannot_be() -> None:
 
     named = {"type": "function", "function": {"name": "f"}}
     twice = [
-        {"type": "function", "function": {"name": n, "parameters": {"$defs": {"T": {"type": t}}}}}
-        for n, t in (("a", "string"), ("b", "number"))
+        {"type": "function", "function": {"name": "a", "parameters": {"type": kind}}}
+        for kind in ("object", "array")
     ]
     deep: dict[str, Any] = {}
     for _ in range(100):
@@ -276,7 +276,8 @@ async def test_forced_calls_that_cannot_be() -> None:
             ({"tool_choice": named, "tools": TOOLS}, "needs that tool"),
             ({"tool_choice": "some", "tools": TOOLS}, "must be 'auto', 'none', 'required' or"),
             ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "must be 'auto'"),
-            ({"tool_choice": "required", "tools": twice}, "tools: tools: two of them define"),
+            ({"tool_choice": "required", "tools": twice}, "tools: tools[0] and tools[1] differ"),
+            ({"tools": twice}, "tools: tools[0] and tools[1] differ, and both are named 'a'"),
             (
                 {
                     "tool_choice": "required",

@@ -1,0 +1,92 @@
+"""From a `GrammarSource` to one text that llguidance's core reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from octavo.contracts.structured_outputs import GrammarSource
+from octavo.structured.backend import GrammarError, clean_error
+from octavo.structured.schemas import ready_schema
+
+_LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:=))")
+_ENDLESS = (
+    "no finite value satisfies the schema: it requires itself within itself, without end; let its "
+    "$ref be left out or be null"
+)
+
+
+def native_text(source: GrammarSource) -> str:
+    """The grammar as llguidance's JSON.
+
+    Raises:
+        GrammarError: GBNF or a regular expression with a syntax error, or a schema that has no
+            finite value.
+    """
+    body = _grammar(source)
+    if not source.prefix:
+        return json.dumps({"grammars": [body]}, ensure_ascii=False)
+    first = {"lark_grammar": f"start: prefix @body\n{source.prefix}"}
+    return json.dumps({"grammars": [first, {"name": "body", **body}]}, ensure_ascii=False)
+
+
+def _grammar(source: GrammarSource) -> dict[str, Any]:
+    if source.kind == "json":
+        schema = ready_schema(json.loads(source.text))
+        if schema is False:
+            raise GrammarError(_ENDLESS)
+        return {"json_schema": schema}
+    if source.kind == "regex":
+        return {"lark_grammar": _regex(source.text)}
+    if source.kind == "gbnf" and not _LARK.search(source.text):
+        return {"lark_grammar": _lark(source.text)}
+    return {"lark_grammar": source.text}
+
+
+def _regex(text: str) -> str:
+    """A Lark grammar of a regular expression."""
+    from llguidance import LLMatcher
+
+    num_backslashes = len(text) - len(text.rstrip("\\"))
+    if num_backslashes % 2:  # llguidance would leave it out
+        raise GrammarError("the regular expression ends with a backslash that escapes nothing")
+    lark: str = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]["lark_grammar"]
+    return lark
+
+
+def _lark(gbnf: str) -> str:
+    """A Lark grammar of one in GBNF."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(_plain_gbnf(gbnf))
+    except Exception as error:  # the converter's own class, or what its recursion meets
+        raise GrammarError(clean_error(str(error))) from None
+
+
+_COMMENT_OR_LITERAL = r"#[^\r\n]*|\"(?:[^\"\\\r\n]|\\.)*\"|\[(?:[^\]\\\r\n]|\\.)*\]"
+_UNIT = re.compile(rf"{_COMMENT_OR_LITERAL}|\s*[\r\n]\s*(?=\|)|(?<![\w-])start(?![\w-])")
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([-^/.])|(.))")
+
+
+def _plain_gbnf(text: str) -> str:
+    """The same without what llguidance's converter does not read: comments, alternatives that begin
+    a line, a rule `start`, and escapes other than those of JSON's one-letter kind."""
+    return _UNIT.sub(_plain_unit, _UNIT.sub(lambda m: "" if m[0][0] == "#" else m[0], text))
+
+
+def _plain_unit(unit: re.Match[str]) -> str:
+    if unit[0][0] not in '"[':
+        return " "
+    return _ESCAPE.sub(_plain_escape, unit[0])
+
+
+def _plain_escape(escape: re.Match[str]) -> str:
+    hexadecimal = escape[1] or escape[2] or escape[3]
+    if hexadecimal is None and escape[4] is None:
+        return escape[0]
+    code = int(hexadecimal, 16) if hexadecimal else ord(escape[4])
+    if code > 0x7F and chr(code).isprintable():
+        return chr(code)
+    return f"\\x{code:02x}"
