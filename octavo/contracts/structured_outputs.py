@@ -57,6 +57,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             where it does not say otherwise.
         whitespace_pattern: a regular expression for white space between the parts of JSON; without
             it, a space, or a new line and up to 15 spaces or tabs.
+        reasoning_end_str: reasoning comes first, which may be any text, up to this mark.
+        reasoning_start_str: with it there need not be any; what there is begins with this mark.
     """
 
     json: str | dict[str, Any] | None = None
@@ -68,6 +70,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    reasoning_end_str: str | None = None
+    reasoning_start_str: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.choice, (tuple, set, frozenset)):
@@ -81,8 +85,11 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name in ("disable_any_whitespace", "disable_additional_properties", "json_object"):
             if not isinstance(getattr(self, name), (bool, type(None))):
                 raise _error(f"{name}={shown(getattr(self, name))} must be true or false")
-        for name in ("regex", "grammar", "whitespace_pattern"):
+        marks = ("reasoning_end_str", "reasoning_start_str")
+        for name in ("regex", "grammar", "whitespace_pattern", *marks):
             _check_text(name, getattr(self, name), optional=True)
+        if self.reasoning_start_str is not None and self.reasoning_end_str is None:
+            raise _error("reasoning_start_str needs reasoning_end_str, the mark of its end")
         self._check_options(given[0])
         for name in ("json", "structural_tag"):
             if getattr(self, name) is not None:

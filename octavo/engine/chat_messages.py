@@ -35,6 +35,12 @@ def normal_messages(messages: Any) -> list[dict[str, Any]]:
     return [_normal_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
+def developer_as_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages for a template that does not know OpenAI's newer name of the role `system`: it
+    would leave them out, or refuse them."""
+    return [{**m, "role": "system"} if m["role"] == "developer" else {**m} for m in messages]
+
+
 def normal_tools(tools: Any) -> list[dict[str, Any]] | None:
     """The tools, or None where there are none (null and [] mean that). Raises RequestError."""
     if tools is None:

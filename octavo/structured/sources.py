@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.contracts.structured_outputs import (
@@ -19,13 +19,37 @@ DEFAULT_WHITESPACE = r"( |\r?\n[ \t]{0,15})"
 any amount, and a model may not find its way out of it."""
 
 
-def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
+def grammar_source(
+    params: StructuredOutputsParams, mark_of: Callable[[str], str] = json.dumps
+) -> GrammarSource:
     """The grammar that a request asks for.
+
+    Args:
+        mark_of: how a mark of reasoning is written in Lark: text, or a special token.
 
     Raises:
         RequestError: a structural tag or a schema's x-guidance is malformed. Whether a grammar can
             be used is found out when it is compiled.
     """
+    source = _source(params)
+    if params.reasoning_end_str is None:
+        return source
+    prefix = _reasoning(mark_of(params.reasoning_end_str))
+    if params.reasoning_start_str is not None:
+        prefix = f"prefix: ({mark_of(params.reasoning_start_str)} reasoning)?\n{prefix}"
+    else:
+        prefix = f"prefix: reasoning\n{prefix}"
+    return GrammarSource(source.kind, source.text, prefix)
+
+
+def _reasoning(end: str) -> str:
+    """Lark of any text up to a mark, with white space behind it."""
+    ends = end.startswith("<")  # a special token, which is no text
+    text = f"thought: ANY {end}" if ends else f"thought[lazy]: ANY {end}"
+    return f"reasoning: thought WHITE?\n{text}\nANY: /(.|\\n)*/\nWHITE: /[ \\t\\r\\n]{{1,8}}/"
+
+
+def _source(params: StructuredOutputsParams) -> GrammarSource:
     if params.json is not None:
         assert isinstance(params.json, str), "checking it made it text"
         return GrammarSource("json", _with_options(json.loads(params.json), params))

@@ -253,6 +253,16 @@ def test_null_content_is_never_shown() -> None:
     assert "<|im_start|>tool\n20<|im_end|>" in text
 
 
+def test_a_template_that_knows_no_developer_sees_the_system() -> None:
+    shown = bytewise.decode(
+        bytewise.apply_chat_template([{"role": "developer", "content": "D"}, *user("x")])
+    )
+    assert ("system" in shown, "developer" in shown) == (True, False)
+    knowing = Tokenizer(parts_of(byte_level(), default="{% set developer = 1 %}" + CHATML))
+    messages = [{"role": "developer", "content": "D"}]
+    assert "developer" in knowing.decode(knowing.apply_chat_template(messages))
+
+
 @pytest.mark.parametrize("tools", [None, []])
 def test_no_tools(tools: Any) -> None:
     tokenizer = Tokenizer(parts_of(byte_level()), chat_template="{{ tools is none }}")

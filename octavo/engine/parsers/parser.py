@@ -36,6 +36,7 @@ def make_parser(
     tools: Iterable[Mapping[str, Any]] = (),
     prompt: str = "",
     prefill: str = "",
+    only_first: bool = False,
 ) -> OutputParser:
     """The parser of one answer.
 
@@ -44,6 +45,7 @@ def make_parser(
         tools: the request's tools, in OpenAI's shape. Without any, calls are not looked for.
         prompt: the prompt's text, or its end.
         prefill: the answer's own beginning, where the prompt has it.
+        only_first: reasoning comes first, or not at all (a grammar binds what is behind it).
     """
     functions = functions_of(tools)
     if HARMONY in (tool_format, reasoning_format):
@@ -54,6 +56,7 @@ def make_parser(
         functions,
         prompt,
         prefill,
+        only_first=only_first,
     )
 
 
@@ -71,10 +74,14 @@ class MarkedParser:
         functions: Mapping[str, Mapping[str, Any]],
         prompt: str = "",
         prefill: str = "",
+        *,
+        only_first: bool = False,
     ) -> None:
         self._sections = dict(tool_format.sections) if tool_format else {}
         self._bare = self._sections.pop("", None)
         self._reasoning = reasoning_format
+        self._opening_marks = list(reasoning_format.open) if reasoning_format else []
+        self._only_first = only_first
         self._functions = functions
         self._buffer = ""
         self._held = ""  # white space that is told with the text behind it
@@ -85,7 +92,8 @@ class MarkedParser:
             prompt, prefill
         )
         self._after_marker = self._is_reasoning and not prefill
-        self._may_reopen = self._after_marker
+        # Models open again what the prompt has opened.
+        self._awaits_mark = self._after_marker or (only_first and not self._is_reasoning)
         self._opening: str | None = None  # a section's marker; its first character is awaited
         self._section: Section | None = None
         self._num_calls = 0
@@ -128,7 +136,7 @@ class MarkedParser:
             if self._choose(self._bare, self._buffer) is not None:
                 self._opening = ""
                 return True
-        if self._may_reopen and not self._reopens():
+        if self._awaits_mark and not self._take_first_mark():
             return False
         markers = self._markers()
         at, marker = first_marker(self._buffer, markers)
@@ -142,23 +150,25 @@ class MarkedParser:
         self._buffer = self._buffer[certain:]
         return False
 
-    def _reopens(self) -> bool:
-        """Pass the marker by which a model opens again what the prompt has opened; False where
-        more is needed to tell whether it does."""
-        assert self._reasoning is not None
+    def _take_first_mark(self) -> bool:
+        """Take the mark that opens reasoning from the beginning, if it is there; False where more
+        is needed to tell whether it is."""
         text = self._buffer.lstrip()
-        marker = next((m for m in self._reasoning.open if text.startswith(m)), "")
-        if not marker and any(m.startswith(text) for m in self._reasoning.open):
+        mark = next((m for m in self._opening_marks if text.startswith(m)), "")
+        if not mark and any(m.startswith(text) for m in self._opening_marks):
             return False
-        self._may_reopen = False
-        if marker:
-            self._buffer = text[len(marker) :]
+        self._awaits_mark = False
+        if mark:
+            self._buffer = text[len(mark) :]
+            self._is_reasoning = self._after_marker = True
+        if self._only_first:
+            self._opening_marks = []
         return True
 
     def _markers(self) -> list[str]:
         if self._is_reasoning and self._reasoning:
             return list(self._reasoning.close)
-        return [*(self._reasoning.open if self._reasoning else ()), *self._sections]
+        return [*self._opening_marks, *self._sections]
 
     def _pass(self, marker: str) -> None:
         """A marker stood here."""
