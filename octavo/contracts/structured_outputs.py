@@ -46,7 +46,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     Attributes:
         json: a JSON schema, as a dict or as JSON text.
         regex: a regular expression that matches the whole output (Rust's syntax: linear time, no
-            look-around, no back-references).
+            look-around but look-ahead at the beginning, no back-references).
         choice: the output is one of these texts.
         grammar: a context-free grammar: llguidance's Lark, or GBNF (rules with ::=).
         json_object: True: any JSON object.

@@ -8,6 +8,7 @@ from typing import Any
 
 from octavo.contracts.structured_outputs import GrammarSource
 from octavo.structured.backend import GrammarError, clean_error
+from octavo.structured.lookahead import split_lookaheads
 from octavo.structured.schemas import ready_schema
 
 _LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:=))")
@@ -46,13 +47,33 @@ def _grammar(source: GrammarSource) -> dict[str, Any]:
 
 def _regex(text: str) -> str:
     """A Lark grammar of a regular expression."""
+    if _num_backslashes(text) % 2:  # llguidance would leave it out
+        raise GrammarError("the regular expression ends with a backslash that escapes nothing")
+    if text.endswith("\\Z") and _num_backslashes(text[:-1]) % 2:
+        text = text[:-2] + "$"  # as in Python
+    lookaheads, rest = split_lookaheads(text)
+    conditions = [_terminal(rest)]
+    for lookahead in lookaheads:
+        more = "" if lookahead.is_whole else r"(.|\n)*"
+        terminal = _terminal(f"(?:{lookahead.text}){more}")
+        conditions.append(f"~{terminal}" if lookahead.is_negative else terminal)
+    return (
+        f"start: TEXT\nTEXT: {' & '.join(conditions)}" if lookaheads else f"start: {conditions[0]}"
+    )
+
+
+def _terminal(regex: str) -> str:
+    """A regular expression between slashes."""
     from llguidance import LLMatcher
 
-    num_backslashes = len(text) - len(text.rstrip("\\"))
-    if num_backslashes % 2:  # llguidance would leave it out
-        raise GrammarError("the regular expression ends with a backslash that escapes nothing")
-    lark: str = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]["lark_grammar"]
-    return lark
+    (grammar,) = json.loads(LLMatcher.grammar_from_regex(regex))["grammars"]
+    terminal: str = grammar["lark_grammar"].removeprefix("start: ")
+    return terminal
+
+
+def _num_backslashes(text: str) -> int:
+    """How many stand at its end."""
+    return len(text) - len(text.rstrip("\\"))
 
 
 def _lark(gbnf: str) -> str:
@@ -77,9 +98,9 @@ def _plain_gbnf(text: str) -> str:
 
 
 def _plain_unit(unit: re.Match[str]) -> str:
-    if unit[0][0] not in '"[':
-        return " "
-    return _ESCAPE.sub(_plain_escape, unit[0])
+    if unit[0] == "start":
+        return "start-of-gbnf"
+    return _ESCAPE.sub(_plain_escape, unit[0]) if unit[0][0] in '"[' else " "
 
 
 def _plain_escape(escape: re.Match[str]) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from octavo.structured.lookahead import without_lookahead
 from octavo.structured.subschemas import reference_target, subschemas
 
 _SCALARS = ("string", "number", "integer", "boolean", "null")
@@ -51,6 +52,8 @@ def _copied(schema: Any, judge: _Judge) -> Any:
     if judge.is_endless(schema):
         return False
     is_schema = judge.is_judged(schema)
+    if is_schema:
+        schema = without_lookahead(schema)
     return {
         key: _copied(value, judge)
         for key, value in schema.items()
