@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from octavo.contracts.structured_outputs import (
@@ -13,6 +13,7 @@ from octavo.contracts.structured_outputs import (
 )
 from octavo.errors import RequestError, shown
 from octavo.structured.subschemas import subschemas
+from octavo.structured.tags import tags_grammar
 
 DEFAULT_WHITESPACE = r"( |\r?\n[ \t]{0,15})"
 """White space between the parts of JSON: a space, or a new line and its indentation. JSON allows
@@ -64,7 +65,8 @@ def _source(params: StructuredOutputsParams) -> GrammarSource:
     if params.grammar is not None:
         return GrammarSource("gbnf" if "::=" in params.grammar else "lark", params.grammar)
     assert isinstance(params.structural_tag, str), "checking it made it text"
-    return GrammarSource("lark", _tags_grammar(json.loads(params.structural_tag)))
+    options = {"whitespace_pattern": DEFAULT_WHITESPACE}
+    return GrammarSource("lark", tags_grammar(json.loads(params.structural_tag), options))
 
 
 def _with_options(schema: Any, params: StructuredOutputsParams) -> str:
@@ -94,56 +96,6 @@ def _close_objects(schema: Any) -> None:
     for item in subschemas(schema):
         if "properties" in item or "patternProperties" in item:
             item.setdefault("additionalProperties", False)
-
-
-def _tags_grammar(tag: Mapping[str, Any]) -> str:
-    """A Lark grammar of free text in which every trigger begins a structure.
-
-    Lexemes marked lazy end where they first can, so that a trigger cannot pass as free text
-    (llguidance, docs/toolcalls.md).
-    """
-    unknown = set(tag) - {"type", "structures", "triggers"}
-    structures, triggers = tag.get("structures"), tag.get("triggers")
-    if unknown or tag.get("type", "structural_tag") != "structural_tag":
-        raise _tag_error(f"has {shown(sorted(map(str, unknown or tag)))}")
-    if not isinstance(structures, list) or not structures:
-        raise _tag_error(f"has structures={shown(structures)}")
-    if not isinstance(triggers, list) or not all(isinstance(t, str) and t for t in triggers):
-        raise _tag_error(f"has triggers={shown(triggers)}")
-    rules = []
-    for i, structure in enumerate(structures):
-        begin, schema, end = _parts(structure)
-        trigger = next((t for t in triggers if begin.startswith(t)), None)
-        if trigger is None:
-            raise _tag_error(f"has a structure that begins with {shown(begin)}, no trigger")
-        rest = _quoted(begin[len(trigger) :]) if begin != trigger else ""
-        options = {"whitespace_pattern": DEFAULT_WHITESPACE}
-        body = json.dumps({"x-guidance": options, **schema})
-        rules.append(f"trigger_{i}[lazy]: TEXT {_quoted(trigger)}")
-        rules.append(f"tag_{i}: trigger_{i} {rest} %json {body} {_quoted(end) if end else ''}")
-    tags = " | ".join(f"tag_{i}" for i in range(len(structures)))
-    return "\n".join([f"start: ({tags})* text", "text: TEXT", r"TEXT: /(.|\n)*/", *rules])
-
-
-def _parts(structure: Any) -> tuple[str, dict[str, Any], str]:
-    """begin, schema and end of a structure."""
-    if not isinstance(structure, dict) or set(structure) != {"begin", "schema", "end"}:
-        raise _tag_error(f"has the structure {shown(structure)}")
-    begin, schema, end = (structure[k] for k in ("begin", "schema", "end"))
-    if not (isinstance(begin, str) and begin and isinstance(end, str)):
-        raise _tag_error(f"has a structure from {shown(begin)} to {shown(end)}")
-    if not isinstance(schema, dict):
-        raise _tag_error(f"has the schema {shown(schema)}")
-    return begin, schema, end
-
-
-def _tag_error(what: str) -> RequestError:
-    return RequestError(
-        f"structural_tag {what}; it must be "
-        '{"type": "structural_tag", "structures": [{"begin": text, "schema": object, "end": text}, '
-        '…], "triggers": [text, …]}, every begin starting with a trigger',
-        param=GRAMMAR_PARAM,
-    )
 
 
 def _quoted(text: str) -> str:

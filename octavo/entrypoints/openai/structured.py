@@ -68,7 +68,7 @@ def _of_response_format(form: dict[str, Any]) -> StructuredOutputsParams | None:
     if kind == "json_schema":
         expected = {"type", "json_schema"}
     elif kind == "structural_tag":
-        expected = {"type", "structures", "triggers"}
+        expected = {"type", "format"} if "format" in form else {"type", "structures", "triggers"}
     elif kind not in RESPONSE_FORMATS:
         raise bad_request(
             f"response_format.type={shown(kind)} must be one of {', '.join(RESPONSE_FORMATS)}",
