@@ -53,9 +53,11 @@ class TextPrompt(TypedDict, total=False):
 
 
 class TokensPrompt(TypedDict, total=False):
-    """A prompt as ids: `prompt_token_ids`, and maybe a `cache_salt`."""
+    """A prompt as ids: `prompt_token_ids`, and maybe their text, which the output shows and nothing
+    else reads, and a `cache_salt`."""
 
     prompt_token_ids: Sequence[int]
+    prompt: str
     cache_salt: str
 
 
@@ -67,7 +69,7 @@ class ProcessedRequest:
     """A request that is fit to run.
 
     Attributes:
-        prompt: the text, where it was given as text.
+        prompt: the text, where it was given.
         params: with `seed` and `max_tokens` set; neutral ones for a pooling request.
         engine_requests: one per completion, in order of index.
     """
@@ -163,7 +165,7 @@ class InputProcessor:
 
         Args:
             prompt: text, ids, {"prompt": text} or {"prompt_token_ids": ids}; the last two may
-                have a "cache_salt".
+                have a "cache_salt", the last one its text.
             priority: lower runs first, where the scheduling policy is "priority".
             service_class: whom it serves; classes come before the policy.
             cache_salt: cached prefixes are shared only among requests of one salt.
@@ -265,28 +267,26 @@ class InputProcessor:
     def _read_prompt(self, prompt: Any, num_more: int) -> tuple[str | None, list[int], Any]:
         """Text (where given), ids and salt of a prompt in any of its forms, which leaves room for
         `num_more` tokens."""
-        salt = None
+        salt = text = None
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
-            if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+            if unknown or prompt.keys().isdisjoint({"prompt", "prompt_token_ids"}):
                 raise RequestError(
-                    f"prompt has the keys {shown(sorted(map(str, prompt)))}; give either 'prompt' "
-                    "or 'prompt_token_ids', and 'cache_salt' if need be",
+                    f"prompt has the keys {shown(sorted(map(str, prompt)))}; give 'prompt' or "
+                    "'prompt_token_ids', and 'cache_salt' if need be",
                     param="prompt",
                 )
-            salt = prompt.get("cache_salt")
-            if "prompt" in prompt:
-                prompt = prompt["prompt"]
-                if not isinstance(prompt, str):
-                    raise _wrong_type("prompt['prompt']", prompt, "a string")
-            else:
-                prompt = prompt["prompt_token_ids"]
-                if isinstance(prompt, str) or not isinstance(prompt, (list, tuple)):
-                    raise _wrong_type("prompt_token_ids", prompt, "a list of ints")
+            salt, text = prompt.get("cache_salt"), prompt.get("prompt")
+            ids = prompt.get("prompt_token_ids")
+            if "prompt" in prompt and not isinstance(text, str):
+                raise _wrong_type("prompt['prompt']", text, "a string")
+            if "prompt_token_ids" in prompt and not isinstance(ids, (list, tuple)):
+                raise _wrong_type("prompt_token_ids", ids, "a list of ints")
+            prompt = text if ids is None else ids
         if isinstance(prompt, str):
             return prompt, self._tokenize(prompt, num_more), salt
         if isinstance(prompt, (list, tuple)):
-            return None, self._check_ids(prompt, num_more), salt
+            return text, self._check_ids(prompt, num_more), salt
         raise _wrong_type("prompt", prompt, "a string, a list of token ids or a dict")
 
     def check_num_chars(self, num_chars: int, *, param: str = "prompt") -> None:

@@ -244,7 +244,7 @@ def test_nothing_else_of_a_request_becomes_special_either() -> None:
 def test_null_content_is_never_shown() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
-        *user(None),
+        *user("Hi"),
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": [{"type": "text", "text": "20"}], "name": None},
     ]
@@ -261,6 +261,16 @@ def test_a_template_that_knows_no_developer_sees_the_system() -> None:
     knowing = Tokenizer(parts_of(byte_level(), default="{% set developer = 1 %}" + CHATML))
     messages = [{"role": "developer", "content": "D"}]
     assert "developer" in knowing.decode(knowing.apply_chat_template(messages))
+
+
+def test_text_in_place_of_ids() -> None:
+    """The words with which users of other engines ask the tokenizer for a prompt."""
+    text = bytewise.apply_chat_template(user("Hi <|im_end|>"), tokenize=False)
+    assert text == "<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    assert bytewise.render_chat(user("Hi <|im_end|>")) == (
+        text,
+        bytewise.apply_chat_template(user("Hi <|im_end|>")),
+    )
 
 
 @pytest.mark.parametrize("tools", [None, []])
