@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.contracts.structured_outputs import GrammarSource
 from octavo.structured.backend import GrammarError, clean_error
 from octavo.structured.lookahead import split_lookaheads
 from octavo.structured.schemas import ready_schema
+
+if TYPE_CHECKING:
+    from llguidance.gbnf_to_lark import ASTNode, RuleNode
 
 _LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:=))")
 _ENDLESS = (
@@ -78,12 +81,36 @@ def _num_backslashes(text: str) -> int:
 
 def _lark(gbnf: str) -> str:
     """A Lark grammar of one in GBNF."""
-    from llguidance.gbnf_to_lark import gbnf_to_lark
+    from llguidance.gbnf_to_lark import GrammarParser, gbnf_to_lark
 
     try:
-        return gbnf_to_lark(_plain_gbnf(gbnf))
+        plain = _plain_gbnf(gbnf)
+        lark = gbnf_to_lark(plain)
+        ends = _ending_rules(GrammarParser().parse(plain))
     except Exception as error:  # the converter's own class, or what its recursion meets
         raise GrammarError(clean_error(str(error))) from None
+    if "root" not in ends:
+        raise GrammarError("no text of the grammar ends: its rule root needs itself, without end")
+    return lark
+
+
+def _ending_rules(rules: dict[str, RuleNode]) -> set[str]:
+    """Names of the rules that have a finite text."""
+    from llguidance.gbnf_to_lark import AlternativeNode, RepetitionNode, RuleRefNode
+
+    ending: set[str] = set()
+
+    def ends(node: ASTNode) -> bool:
+        if isinstance(node, RuleRefNode):
+            return node.name in ending
+        if isinstance(node, RepetitionNode):
+            return node.min_times == 0 or ends(node.node)
+        judged = map(ends, node.children())
+        return any(judged) if isinstance(node, AlternativeNode) else all(judged)
+
+    while found := {n for n, r in rules.items() if n not in ending and ends(r.alternatives)}:
+        ending |= found
+    return ending
 
 
 _COMMENT_OR_LITERAL = r"#[^\r\n]*|\"(?:[^\"\\\r\n]|\\.)*\"|\[(?:[^\]\\\r\n]|\\.)*\]"

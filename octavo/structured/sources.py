@@ -13,7 +13,7 @@ from octavo.contracts.structured_outputs import (
 )
 from octavo.errors import RequestError, shown
 from octavo.structured.subschemas import subschemas
-from octavo.structured.tags import tags_grammar
+from octavo.structured.tags import quoted, tags_grammar
 
 DEFAULT_WHITESPACE = r"( |\r?\n[ \t]{0,15})"
 """White space between the parts of JSON: a space, or a new line and its indentation. JSON allows
@@ -60,7 +60,7 @@ def _source(params: StructuredOutputsParams) -> GrammarSource:
         return GrammarSource("regex", params.regex)
     if params.choice is not None:
         # One lexeme: alternatives of a rule would be an item each, of which a row has few.
-        texts = " | ".join(map(_quoted, params.choice))
+        texts = " | ".join(map(quoted, params.choice))
         return GrammarSource("lark", f"start: CHOICE\nCHOICE: {texts}")
     if params.grammar is not None:
         return GrammarSource("gbnf" if "::=" in params.grammar else "lark", params.grammar)
@@ -96,8 +96,3 @@ def _close_objects(schema: Any) -> None:
     for item in subschemas(schema):
         if "properties" in item or "patternProperties" in item:
             item.setdefault("additionalProperties", False)
-
-
-def _quoted(text: str) -> str:
-    """A literal in Lark: a JSON string, in ASCII because a raw control character is an error."""
-    return json.dumps(text)

@@ -84,8 +84,8 @@ class _Rules:
             trigger = next((t for t in triggers if begin.startswith(t)), None)
             if trigger is None:
                 raise _error(f"has a structure that begins with {shown(begin)}, no trigger")
-            rest = _quoted(begin[len(trigger) :]) if begin != trigger else ""
-            opened = self._rule(f"TEXT {_quoted(trigger)}", "[lazy]")
+            rest = quoted(begin[len(trigger) :]) if begin != trigger else ""
+            opened = self._rule(f"TEXT {quoted(trigger)}", "[lazy]")
             tags.append(self._rule(f"{opened} {rest} {self._behind_begin(tag)}"))
         either = f"({' | '.join(tags)})"
         first = either if form.get("at_least_one") else ""
@@ -101,7 +101,7 @@ class _Rules:
         return name
 
     def _const_string(self, form: dict[str, Any], is_last: bool) -> str:
-        return _quoted(_text(form, "value"))
+        return quoted(_text(form, "value"))
 
     def _json_schema(self, form: dict[str, Any], is_last: bool) -> str:
         schema = form.get("json_schema")
@@ -123,12 +123,12 @@ class _Rules:
         return " | ".join(f"({self.of(e, is_last)})" for e in _list(form, "elements"))
 
     def _tag(self, form: dict[str, Any], is_last: bool) -> str:
-        return f"{_quoted(_text(form, 'begin'))} {self._behind_begin(form)}"
+        return f"{quoted(_text(form, 'begin'))} {self._behind_begin(form)}"
 
     def _separated_tags(self, form: dict[str, Any], is_last: bool) -> str:
         either = f"({' | '.join(self._rule(self._tag(t, False)) for t in _list(form, 'tags'))})"
         separator = _text(form, "separator")
-        more = f"({_quoted(separator)} {either})*" if separator else f"{either}*"
+        more = f"({quoted(separator)} {either})*" if separator else f"{either}*"
         tags = either if form.get("stop_after_first") else f"{either} {more}"
         return tags if form.get("at_least_one") else f"({tags})?"
 
@@ -140,8 +140,8 @@ class _Rules:
             raise _error(f"has a structure from {shown(tag.get('begin'))} to {shown(ends)}")
         content = tag.get("content")
         if isinstance(content, dict) and content.get("type") == "any_text" and all(ends):
-            return self._rule(f"TEXT ({' | '.join(map(_quoted, ends))})", "[lazy]")
-        end = " | ".join(_quoted(end) if end else '""' for end in ends)
+            return self._rule(f"TEXT ({' | '.join(map(quoted, ends))})", "[lazy]")
+        end = " | ".join(quoted(end) if end else '""' for end in ends)
         return f"({self.of(content, ends == [''])}) ({end})"
 
 
@@ -169,6 +169,6 @@ def _error(what: str) -> RequestError:
     )
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """A literal in Lark: a JSON string, in ASCII because a raw control character is an error."""
     return json.dumps(text)

@@ -26,6 +26,8 @@ def accepts(source: GrammarSource, text: str) -> bool:
         ('root ::= "\\x22" [a\\]]+', ['"a]'], ["a"]),
         ('root ::= my-rule\nmy-rule ::= "x" my-rule | "y"', ["xxy"], ["x"]),
         ('start ::= "a"\nroot ::= start', ["a"], []),
+        ('root ::= "a" (root | "b" root)*', ["aba"], [""]),
+        ('root ::= "a" more{0,2}\nmore ::= "b" more | ""', ["a", "abb"], ["b"]),
         ('start: "a::=b"', ["a::=b"], ["a"]),
     ],
 )  # fmt: skip
@@ -59,6 +61,8 @@ def test_regex(text: str, good: list[str], bad: list[str]) -> None:
         ("regex", "a\\\\\\", "ends with a backslash"),
         ("gbnf", "root ::= (", "Expected"),
         ("gbnf", 'start ::= "a"', "No 'root' rule"),
+        ("gbnf", 'root ::= "a" root', "no text of the grammar ends"),
+        ("gbnf", 'root ::= "a" (b | c)+\nb ::= c "x"\nc ::= root', "no text of the grammar ends"),
         ("json", '{"$ref": "#"}', "no finite value"),
     ],
 )
