@@ -89,6 +89,14 @@ class _Derived(NamedTuple):
     thinking: Thinking | None
 
 
+class _Service(NamedTuple):
+    """Fields of an `EngineRequest` that say how it is served."""
+
+    priority: int
+    service_class: ServiceClass
+    cache_salt: str | None
+
+
 class InputProcessor:
     """Checks requests against the model.
 
@@ -186,24 +194,43 @@ class InputProcessor:
             raise RequestError("cache_salt is given twice; give it once", param="cache_salt")
         salt = cache_salt if salt is None else salt
         check_cache_salt(salt)
+        service = _Service(priority, service_class, salt)
         if isinstance(params, PoolingParams):
-            request = engine_request_of(
-                request_id,
-                token_ids,
-                params,
-                pooling_type=self.config.pooling_type,
-                hidden_size=self._hidden_size,
-                priority=priority,
-                service_class=service_class,
-                cache_salt=salt,
-            )
-            return ProcessedRequest(
-                request_id=request_id,
-                prompt=text,
-                prompt_token_ids=token_ids,
-                params=SamplingParams(detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY),
-                engine_requests=[request],
-            )
+            return self._pooling_request(request_id, text, token_ids, params, service)
+        return self._sampling_request(request_id, text, token_ids, params, service)
+
+    def _pooling_request(
+        self,
+        request_id: str,
+        text: str | None,
+        token_ids: list[int],
+        params: PoolingParams,
+        service: _Service,
+    ) -> ProcessedRequest:
+        request = engine_request_of(
+            request_id,
+            token_ids,
+            params,
+            pooling_type=self.config.pooling_type,
+            hidden_size=self._hidden_size,
+            **service._asdict(),
+        )
+        return ProcessedRequest(
+            request_id=request_id,
+            prompt=text,
+            prompt_token_ids=token_ids,
+            params=SamplingParams(detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY),
+            engine_requests=[request],
+        )
+
+    def _sampling_request(
+        self,
+        request_id: str,
+        text: str | None,
+        token_ids: list[int],
+        params: SamplingParams,
+        service: _Service,
+    ) -> ProcessedRequest:
         params = msgspec.structs.replace(params)  # checks it anew: fields can be set
         derived = self._derive(params)
         params = self._complete(params, len(token_ids))
@@ -216,13 +243,11 @@ class InputProcessor:
                 prompt_token_ids=token_ids,
                 sampling_params=first if i == 0 else others,
                 eos_token_ids=self._eos_token_ids,
-                **derived._asdict(),
                 arrival_time=now,
                 sample_index=i,
                 fork_of=ids[0] if i else None,
-                priority=priority,
-                service_class=service_class,
-                cache_salt=salt,
+                **derived._asdict(),
+                **service._asdict(),
             )
             for i, engine_id in enumerate(ids)
         ]

@@ -247,9 +247,12 @@ class MarkedParser:
         self._buffer = section.rest or ""
         if section.rest is None:
             return False
-        if section.index > self._num_calls:
+        has_calls = section.index > self._num_calls
+        if has_calls:
             self._leave()
-        self._after_marker = section.index > self._num_calls
+        # White space behind what was none of the calls is content's own.
+        ends_with_content = bool(events) and isinstance(events[-1], Content) and events[-1].text
+        self._after_marker = has_calls and not ends_with_content
         self._held = ""
         self._num_calls = section.index
         self._section = None
