@@ -135,6 +135,13 @@ class ServedModel:
         assert limit is not None
         return limit
 
+    @property
+    def max_new_tokens(self) -> int | None:
+        """Most new tokens of any request, where --override-generation-config says so."""
+        override = self.engine.config.model.override_generation_config or {}
+        limit = override.get("max_new_tokens")
+        return None if limit is None else int(limit)
+
 
 @dataclass
 class Server:
