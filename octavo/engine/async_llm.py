@@ -296,9 +296,9 @@ class AsyncLLM:
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], **template_options: Any
     ) -> list[int]:
-        """Messages to prompt ids (`Tokenizer.apply_chat_template`), off the event loop."""
-        render = partial(self.tokenizer.apply_chat_template, **template_options)
-        return await self._in_thread(render, messages)
+        """Messages to prompt ids (`Tokenizer.render_chat`), off the event loop."""
+        render = partial(self.tokenizer.render_chat, **template_options)
+        return (await self._in_thread(render, messages)).token_ids
 
     def default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets."""

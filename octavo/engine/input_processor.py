@@ -52,9 +52,11 @@ class TextPrompt(TypedDict, total=False):
 
 
 class TokensPrompt(TypedDict, total=False):
-    """A prompt as ids: `prompt_token_ids`, and maybe a `cache_salt`."""
+    """A prompt as ids: `prompt_token_ids`, and maybe their text, which the output shows and nothing
+    else reads, and a `cache_salt`."""
 
     prompt_token_ids: Sequence[int]
+    prompt: str
     cache_salt: str
 
 
@@ -66,7 +68,7 @@ class ProcessedRequest:
     """A request that is fit to run.
 
     Attributes:
-        prompt: the text, where it was given as text.
+        prompt: the text, where it was given.
         params: with `seed` and `max_tokens` set; neutral ones for a pooling request.
         engine_requests: one per completion, in order of index.
     """
@@ -84,6 +86,14 @@ class _Derived(NamedTuple):
     grammar: GrammarSource | None
     bad_words_token_ids: list[list[int]]
     thinking: Thinking | None
+
+
+class _Service(NamedTuple):
+    """Fields of an `EngineRequest` that say how it is served."""
+
+    priority: int
+    service_class: ServiceClass
+    cache_salt: str | None
 
 
 class InputProcessor:
@@ -162,7 +172,7 @@ class InputProcessor:
 
         Args:
             prompt: text, ids, {"prompt": text} or {"prompt_token_ids": ids}; the last two may
-                have a "cache_salt".
+                have a "cache_salt", the last one its text.
             priority: lower runs first, where the scheduling policy is "priority".
             service_class: whom it serves; classes come before the policy.
             cache_salt: cached prefixes are shared only among requests of one salt.
@@ -183,24 +193,43 @@ class InputProcessor:
             raise RequestError("cache_salt is given twice; give it once", param="cache_salt")
         salt = cache_salt if salt is None else salt
         check_cache_salt(salt)
+        service = _Service(priority, service_class, salt)
         if isinstance(params, PoolingParams):
-            request = engine_request_of(
-                request_id,
-                token_ids,
-                params,
-                pooling_type=self.config.pooling_type,
-                hidden_size=self._hidden_size,
-                priority=priority,
-                service_class=service_class,
-                cache_salt=salt,
-            )
-            return ProcessedRequest(
-                request_id=request_id,
-                prompt=text,
-                prompt_token_ids=token_ids,
-                params=SamplingParams(detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY),
-                engine_requests=[request],
-            )
+            return self._pooling_request(request_id, text, token_ids, params, service)
+        return self._sampling_request(request_id, text, token_ids, params, service)
+
+    def _pooling_request(
+        self,
+        request_id: str,
+        text: str | None,
+        token_ids: list[int],
+        params: PoolingParams,
+        service: _Service,
+    ) -> ProcessedRequest:
+        request = engine_request_of(
+            request_id,
+            token_ids,
+            params,
+            pooling_type=self.config.pooling_type,
+            hidden_size=self._hidden_size,
+            **service._asdict(),
+        )
+        return ProcessedRequest(
+            request_id=request_id,
+            prompt=text,
+            prompt_token_ids=token_ids,
+            params=SamplingParams(detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY),
+            engine_requests=[request],
+        )
+
+    def _sampling_request(
+        self,
+        request_id: str,
+        text: str | None,
+        token_ids: list[int],
+        params: SamplingParams,
+        service: _Service,
+    ) -> ProcessedRequest:
         params = msgspec.structs.replace(params)  # checks it anew: fields can be set
         derived = self._derive(params)
         params = self._complete(params, len(token_ids))
@@ -213,13 +242,11 @@ class InputProcessor:
                 prompt_token_ids=token_ids,
                 sampling_params=first if i == 0 else others,
                 eos_token_ids=self._eos_token_ids,
-                **derived._asdict(),
                 arrival_time=now,
                 sample_index=i,
                 fork_of=ids[0] if i else None,
-                priority=priority,
-                service_class=service_class,
-                cache_salt=salt,
+                **derived._asdict(),
+                **service._asdict(),
             )
             for i, engine_id in enumerate(ids)
         ]
@@ -264,28 +291,26 @@ class InputProcessor:
     def _read_prompt(self, prompt: Any, num_more: int) -> tuple[str | None, list[int], Any]:
         """Text (where given), ids and salt of a prompt in any of its forms, which leaves room for
         `num_more` tokens."""
-        salt = None
+        salt = text = None
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
-            if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+            if unknown or prompt.keys().isdisjoint({"prompt", "prompt_token_ids"}):
                 raise RequestError(
-                    f"prompt has the keys {shown(sorted(map(str, prompt)))}; give either 'prompt' "
-                    "or 'prompt_token_ids', and 'cache_salt' if need be",
+                    f"prompt has the keys {shown(sorted(map(str, prompt)))}; give 'prompt' or "
+                    "'prompt_token_ids', and 'cache_salt' if need be",
                     param="prompt",
                 )
-            salt = prompt.get("cache_salt")
-            if "prompt" in prompt:
-                prompt = prompt["prompt"]
-                if not isinstance(prompt, str):
-                    raise _wrong_type("prompt['prompt']", prompt, "a string")
-            else:
-                prompt = prompt["prompt_token_ids"]
-                if isinstance(prompt, str) or not isinstance(prompt, (list, tuple)):
-                    raise _wrong_type("prompt_token_ids", prompt, "a list of ints")
+            salt, text = prompt.get("cache_salt"), prompt.get("prompt")
+            ids = prompt.get("prompt_token_ids")
+            if "prompt" in prompt and not isinstance(text, str):
+                raise _wrong_type("prompt['prompt']", text, "a string")
+            if "prompt_token_ids" in prompt and not isinstance(ids, (list, tuple)):
+                raise _wrong_type("prompt_token_ids", ids, "a list of ints")
+            prompt = text if ids is None else ids
         if isinstance(prompt, str):
             return prompt, self._tokenize(prompt, num_more), salt
         if isinstance(prompt, (list, tuple)):
-            return None, self._check_ids(prompt, num_more), salt
+            return text, self._check_ids(prompt, num_more), salt
         raise _wrong_type("prompt", prompt, "a string, a list of token ids or a dict")
 
     def check_num_chars(self, num_chars: int, *, param: str = "prompt") -> None:

@@ -150,7 +150,7 @@ class LLM:
         prompts: list[PromptType] = []
         for i, conversation in enumerate(conversations):
             with naming("messages", i, len(conversations)):
-                token_ids = self.get_tokenizer().apply_chat_template(
+                chat = self.get_tokenizer().render_chat(
                     conversation,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
@@ -158,7 +158,7 @@ class LLM:
                     chat_template=chat_template,
                     **variables,
                 )
-            prompts.append(token_ids)
+            prompts.append({"prompt": chat.text, "prompt_token_ids": chat.token_ids})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def beam_search(

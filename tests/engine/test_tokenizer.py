@@ -244,13 +244,23 @@ def test_nothing_else_of_a_request_becomes_special_either() -> None:
 def test_null_content_is_never_shown() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
-        *user(None),
+        *user("Hi"),
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": [{"type": "text", "text": "20"}], "name": None},
     ]
     text = bytewise.decode(bytewise.apply_chat_template(messages), skip_special_tokens=False)
     assert "None" not in text
     assert "<|im_start|>tool\n20<|im_end|>" in text
+
+
+def test_text_in_place_of_ids() -> None:
+    """The words with which users of other engines ask the tokenizer for a prompt."""
+    text = bytewise.apply_chat_template(user("Hi <|im_end|>"), tokenize=False)
+    assert text == "<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    assert bytewise.render_chat(user("Hi <|im_end|>")) == (
+        text,
+        bytewise.apply_chat_template(user("Hi <|im_end|>")),
+    )
 
 
 @pytest.mark.parametrize("tools", [None, []])

@@ -20,6 +20,7 @@ from octavo.entrypoints.openai.errors import (
     as_api_error,
     bad_request,
     json_response,
+    renamed_params,
 )
 from octavo.entrypoints.openai.event_log import EventLog
 from octavo.entrypoints.openai.generation import (
@@ -163,6 +164,7 @@ async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, An
         model,
         max_tokens=most,
         logprobs=num_top,
+        max_tokens_field="max_output_tokens",
         prompt_field="input",
         format_field="text",
     )
@@ -203,7 +205,11 @@ def _earlier_items(call: Call, request: InputTokensRequest) -> list[dict[str, An
     response_id = request.previous_response_id
     if response_id is None:
         return []
-    entry = _entry(call, response_id)
+    try:
+        entry = _entry(call, response_id)
+    except APIError as error:
+        error.param = "previous_response_id"
+        raise
     if entry.response.status in ("queued", "in_progress"):
         raise APIError(
             409,
@@ -301,7 +307,8 @@ async def count_input_tokens(call: Call) -> HTTPResponse:
     request = parse_body(call.take_body(), InputTokensRequest, UNSUPPORTED)
     items = [*_earlier_items(call, request), *input_items(request.input)]
     chat = chat_request(request, items)
-    ids = await render_chat(chat, call.server.model(request.model), prompt_field="input")
+    with renamed_params({"messages": "input"}):
+        ids = await render_chat(chat, call.server.model(request.model))
     return json_response(InputTokens(input_tokens=len(ids)))
 
 

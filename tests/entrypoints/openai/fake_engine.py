@@ -220,7 +220,7 @@ class FakeEngine:
     async def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
         await asyncio.sleep(0)
         self.rendered.append((messages, options))
-        return self.tokenizer.apply_chat_template(messages, **options)
+        return self.tokenizer.render_chat(messages, **options).token_ids
 
     def default_sampling_params(self) -> SamplingParams:
         return self._default_params or SamplingParams()

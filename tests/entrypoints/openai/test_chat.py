@@ -156,10 +156,9 @@ async def test_limits() -> None:
 async def test_wrong_limits() -> None:
     async with serving() as s:
         for field in ("max_tokens", "max_completion_tokens"):
-            for value in (0, -1, 1.5, "5", True, 2**40):
+            for value in (0, -1, 1.5, "5", True, 2**40, 5000):
                 reply = await s.chat(**{field: value})
-                assert reply.status == 400, (field, value)
-                assert reply.error["param"] in (field, "max_tokens")
+                assert (reply.status, reply.error["param"]) == (400, field), value
 
 
 async def test_without_a_limit_it_fills_the_model() -> None:
