@@ -18,6 +18,7 @@ from octavo.engine.chat_messages import (
     strings_in,
 )
 from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.tokenizer_config import tokenizer_config
 from octavo.errors import ChatTemplateError, ConfigError, RequestError, shown
 from octavo.models.files import ModelFiles, resolve_tokenizer
 
@@ -149,6 +150,13 @@ class Tokenizer:
     def chat_template_source(self) -> str:
         """Text of all chat templates; "" where there are none."""
         return "\n".join(template.source for template in self._chat_templates.values())
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What a tokenizer_config.json says of it: special tokens by their names, as "eos_token",
+        and `chat_template`."""
+        sources = {name: template.source for name, template in self._chat_templates.items()}
+        return tokenizer_config(self._special_tokens, sources)
 
     def render_chat(
         self,
