@@ -76,6 +76,7 @@ def test_case_31_content(smollm2: LLM) -> None:
 @pytest.mark.parametrize(
     "content",
     [
+        None,
         [{"type": "video", "video": "x"}],
         [{"type": "text"}],
         [{"type": "text", "text": 7}],

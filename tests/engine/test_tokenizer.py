@@ -286,6 +286,17 @@ def test_tools_have_a_template_of_their_own_where_there_is_one() -> None:
     assert tokenizer.decode(tokenizer.apply_chat_template(user("x"), tools=[{}])) == "tools"
 
 
+def test_what_a_tokenizer_config_says_of_it() -> None:
+    several = Tokenizer(parts_of(byte_level(), default="plain", tool_use="tools")).config
+    assert several["chat_template"] == [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "tools"},
+    ]
+    assert Tokenizer(parts_of(byte_level(), default="plain")).config["chat_template"] == "plain"
+    assert "chat_template" not in Tokenizer(parts_of(byte_level())).config
+    assert bytewise.config["eos_token"] == "<|im_end|>"
+
+
 def test_variables_of_the_template() -> None:
     template = "{{ bos_token }}{{ eos_token }}{{ enable_thinking }}{{ n + 1 }}"
     tokenizer = Tokenizer(parts_of(byte_level()), chat_template=template)
