@@ -150,6 +150,10 @@ async def prepare(
     num_new = max_tokens or default_max_tokens or 1
     kept = kept_tokens(request, room=model.max_model_len - num_new)
     prompts = [prompt[kept] for prompt in await read_prompts()]
+    if parsing is not None and params.structured_outputs is not None:
+        [prompt] = prompts
+        wanted = parsing.behind_reasoning(params.structured_outputs, prompt, model.engine.tokenizer)
+        params = msgspec.structs.replace(params, structured_outputs=wanted)
     _check_num_choices(len(prompts), params)
     limits = [_max_tokens(params, default_max_tokens, model, len(prompt)) for prompt in prompts]
     params_of_prompts: list[SamplingParams] | list[BeamSearchParams]
