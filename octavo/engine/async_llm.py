@@ -283,10 +283,8 @@ class AsyncLLM:
 
     async def check_num_chars(self, num_chars: int, param: str) -> None:
         """Refuse a text that cannot fit before it is tokenized. Raises PromptTooLongError."""
-        assert self.config.model.max_model_len is not None, "resolved"
-        if num_chars > self.config.model.max_model_len:  # else it needs no look at the vocabulary
-            check = partial(self._input_processor.check_num_chars, param=param)
-            await self._in_thread(check, num_chars)
+        check = partial(self._input_processor.check_num_chars, param=param)
+        await self._in_thread(check, num_chars)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Text to ids, off the event loop."""
