@@ -224,13 +224,11 @@ def _output(prepared: PreparedRequest, i: int, answer: GenerateAnswer, field: st
 
 
 def _completion(prepared: PreparedRequest, i: int, choice: GenerateChoice) -> CompletionOutput:
-    tokenizer = prepared.model.engine.tokenizer
-    parser_of = None
+    tokenizer, request = prepared.model.engine.tokenizer, prepared.requests[i]
+    parser = None
     if prepared.parsing is not None:
-        parser_of = prepared.parsing.parser_for(prepared.prompts[i], tokenizer)
-    parser = None if parser_of is None else parser_of()
+        parser = prepared.parsing.parser_for(request.prompt_token_ids, tokenizer)()
     ends_by_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
-    request = prepared.requests[i]
     if isinstance(request, CheckedBeamSearch):
         piece = _of_beam(prepared, request, choice.token_ids, parser, ends_by_token=ends_by_token)
     else:
@@ -272,11 +270,12 @@ def _of_beam(
 
 def _position(entry: TokenLogprob, num_top: int) -> dict[int, Logprob]:
     """Log probabilities at a token: its own first; of the others those behind the `num_top` first
-    ones were listed, which have no rank."""
+    ones (-1: all have a rank) were listed, which have no rank."""
     own = token_id_of(entry.token)
     position = {own: Logprob(entry.logprob, num_top + 1)}
     for rank, top in enumerate(entry.top_logprobs, start=1):
-        position[token_id_of(top.token)] = Logprob(top.logprob, rank if rank <= num_top else None)
+        is_ranked = num_top < 0 or rank <= num_top
+        position[token_id_of(top.token)] = Logprob(top.logprob, rank if is_ranked else None)
     return position
 
 
