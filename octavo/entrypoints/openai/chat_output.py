@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from octavo.contracts.answer_events import CallArguments, CallBegin, Content, Event, Reasoning
+from octavo.engine.chat_messages import normal_messages
 from octavo.engine.parsers.forced import (
     BehindReasoning,
     NamedCallParser,
@@ -36,7 +37,7 @@ from octavo.entrypoints.openai.answers import (
 from octavo.entrypoints.openai.config import NO_PARSER, ServerConfig
 from octavo.entrypoints.openai.structured import structured_outputs
 from octavo.entrypoints.openai.tool_choice import chosen_tools, forced_calls, forced_name
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from octavo.contracts.structured_outputs import StructuredOutputsParams
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 _PROMPT_END = 32
 """Tokens at the prompt's end in which a template may have opened the reasoning."""
+_IN_WORDS = ("choice", "regex", "grammar")
+"""Kinds of structured outputs in which a request says what the text is."""
 _MISTRAL_ID_LENGTH = 9  # its templates refuse others
 
 
@@ -146,13 +149,20 @@ class AnswerParsing:
     def behind_reasoning(
         self, wanted: StructuredOutputsParams, prompt: Sequence[int], tokenizer: Tokenizer
     ) -> StructuredOutputsParams:
-        """What the answer to this prompt must be, behind the reasoning that it may begin with."""
+        """What the answer to this prompt must be, behind the reasoning that it may begin with.
+
+        Texts of the request's own (`_IN_WORDS`) are written from the first token on, unless the
+        prompt has opened reasoning; and if they speak of its marks, even then.
+        """
         form = self.reasoning
-        end = _end_of(prompt, tokenizer)
         if form is None or wanted.reasoning_end_str is not None:
             return wanted
+        in_words = wanted.kind in _IN_WORDS
+        if in_words and any(mark in _words_of(wanted) for mark in (*form.open, *form.close)):
+            return wanted
+        end = _end_of(prompt, tokenizer)
         begins = form.begins(end, self.prefill)
-        if not begins and (self.prefill or end.rstrip().endswith(form.close)):
+        if not begins and (in_words or self.prefill or end.rstrip().endswith(form.close)):
             return wanted
         return msgspec.structs.replace(
             wanted,
@@ -183,8 +193,8 @@ class AnswerParsing:
 
 
 def answer_parsing(request: ChatCompletionRequest, model: ServedModel) -> AnswerParsing | None:
-    """How the request's answers are taken apart; None: they are content as they are. Where a
-    grammar other than structural tags binds the text, only reasoning in front of it is looked for.
+    """How the request's answers are taken apart; None: they are content as they are. Where they are
+    JSON by a grammar, only reasoning in front of it is looked for.
 
     Raises:
         APIError, RequestError: tools, tool_choice or a grammar are wrong.
@@ -195,32 +205,33 @@ def answer_parsing(request: ChatCompletionRequest, model: ServedModel) -> Answer
     short_ids = formats.tool == "mistral"
     prefill = _prefill(request)
     forced = forced_calls(request) is not None
-    grammar = structured_outputs(request)
-    is_bound = grammar is not None and grammar.structural_tag is None
-    reasoning = None if grammar is None else REASONING_FORMATS.get(formats.reasoning or "")
-    tool = formats.tool if tools and not is_bound else None
     name = forced_name(request)
+    grammar = structured_outputs(request)
+    is_json = grammar is not None and grammar.kind in ("json", "json_object")
+    reasoning = None if grammar is None else REASONING_FORMATS.get(formats.reasoning or "")
+    reasoning_format = None if is_json and reasoning is None else formats.reasoning
+    tool = formats.tool if tools and not is_json else None
+    if not (forced or tool or reasoning_format):
+        return None
 
     def parser_of(prompt: str) -> OutputParser:
         parser = make_parser(
             tool_format=tool,
-            reasoning_format=None if is_bound and reasoning is None else formats.reasoning,
+            reasoning_format=reasoning_format,
             tools=tools,
             prompt=prompt,
             prefill=prefill,
-            only_first=is_bound,
+            only_first=is_json,
         )
         if not forced:
             return parser
         calls = required_calls_parser(tools) if name is None else NamedCallParser(name)
-        return calls if reasoning is None else BehindReasoning(parser, calls)
+        return BehindReasoning(parser, calls) if reasoning_format else calls
 
-    if not (forced or tool or (reasoning if is_bound else formats.reasoning)):
-        return None
-    shown = (formats.tool_ids if tool else ()) + formats.reasoning_ids
     return AnswerParsing(
         parser_of=parser_of,
-        shown_special_token_ids=() if is_bound and reasoning is None else shown,
+        shown_special_token_ids=(formats.tool_ids if tool else ())
+        + (formats.reasoning_ids if reasoning_format else ()),
         is_named=forced and name is not None,
         one_call=one_call,
         with_reasoning=request.include_reasoning is not False,
@@ -232,10 +243,19 @@ def answer_parsing(request: ChatCompletionRequest, model: ServedModel) -> Answer
 
 
 def _prefill(request: ChatCompletionRequest) -> str:
-    """The text that the answer goes on with. Messages are checked when they are rendered."""
-    last = request.messages[-1] if request.messages else {}
-    content = last.get("content")
-    return content if request.continue_final_message and isinstance(content, str) else ""
+    """The text that the answer goes on with."""
+    if not request.continue_final_message:
+        return ""
+    try:
+        (last,) = normal_messages(request.messages[-1:])
+    except RequestError:  # which is said when all of them are rendered
+        return ""
+    content: str = last["content"]
+    return content
+
+
+def _words_of(wanted: StructuredOutputsParams) -> str:
+    return "\n".join(wanted.choice or (wanted.regex or wanted.grammar or "",))
 
 
 def _end_of(prompt: Sequence[int], tokenizer: Tokenizer) -> str:

@@ -279,6 +279,18 @@ async def test_reasoning_comes_in_front_of_what_a_grammar_binds(thought: str) ->
         assert "reasoning" not in choice["message"]
 
 
+async def test_texts_of_the_request_are_taken_apart_too() -> None:
+    """Such a grammar may say of itself where reasoning and calls are."""
+    said = f"<think>Hm.</think>\nSo:\n{HERMES}"
+    async with serving(reasoning_parser="qwen3", tool_call_parser="hermes") as s:
+        choice, _ = await both(s, said, structured_outputs={"choice": [said, "no"]})
+        message = choice["message"]
+        assert (message["reasoning"], message["content"]) == ("Hm.", "So:")
+        [(name, arguments)] = names_and_arguments(message["tool_calls"])
+        assert (name, json.loads(arguments)) == ("get_weather", PARIS)
+        assert choice["finish_reason"] == "tool_calls"
+
+
 @pytest.mark.parametrize(
     ("opens", "fields", "marks"),
     [
@@ -286,6 +298,9 @@ async def test_reasoning_comes_in_front_of_what_a_grammar_binds(thought: str) ->
         ("<think>\n", {}, (None, "</think>")),
         ("<think>\n\n</think>\n\n", {}, (None, None)),
         ("", {"structured_outputs": {"regex": "a", "reasoning_end_str": "!"}}, (None, "!")),
+        ("", {"structured_outputs": {"regex": "a"}}, (None, None)),
+        ("<think>\n", {"structured_outputs": {"grammar": 'start: "a"'}}, (None, "</think>")),
+        ("<think>\n", {"structured_outputs": {"choice": ["a</think>b"]}}, (None, None)),
     ],
 )
 async def test_how_far_the_grammar_is_free(
