@@ -30,16 +30,17 @@ class ReasoningFormat:
     close: tuple[str, ...]
     is_implied: bool = False
 
-    def begins(self, prompt: str, prefill: str = "") -> bool:
+    def begins(self, prompt: str, prefill: str = "", *, may_imply: bool = True) -> bool:
         """Whether the answer behind this prompt, or behind this beginning of itself, goes on with
-        reasoning."""
+        reasoning. `may_imply`: where nobody says so, `is_implied` counts."""
         if prefill:
             opened, closed = (
                 max(prefill.rfind(mark) for mark in marks) for marks in (self.open, self.close)
             )
             return opened > closed
         prompt = prompt.rstrip()
-        return prompt.endswith(self.open) or (self.is_implied and not prompt.endswith(self.close))
+        is_implied = may_imply and self.is_implied and not prompt.endswith(self.close)
+        return is_implied or prompt.endswith(self.open)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,6 +117,42 @@ class ToolCallCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReasoningInFront:
+    """Reasoning in front of what a grammar binds.
+
+    Attributes:
+        form: how the model marks it.
+        is_usual: the model's template knows these marks, and the request has not switched it off.
+        words: what the request says that the text is, where it does (`_IN_WORDS`); else None.
+        prefill: the answer's own beginning, where the prompt has it.
+    """
+
+    form: ReasoningFormat
+    is_usual: bool
+    words: str | None
+    prefill: str
+
+    @property
+    def is_said(self) -> bool:
+        """Whether the request's own words speak of the marks: it is their matter then."""
+        words = self.words or ""
+        return any(mark in words for mark in (*self.form.open, *self.form.close))
+
+    def marks(self, prompt_end: str) -> tuple[str | None, str | None]:
+        """Its marks: (None, end) if the answer begins with it, (start, end) if it may, else
+        (None, None)."""
+        if self.is_said:
+            return None, None
+        form = self.form
+        if form.begins(prompt_end, self.prefill, may_imply=self.is_usual):
+            return None, form.close[0]
+        is_over = bool(self.prefill) or prompt_end.rstrip().endswith(form.close)
+        if is_over or not self.is_usual or self.words is not None:
+            return None, None
+        return form.open[0], form.close[0]
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnswerParsing:
     """How the answers of one request are taken apart.
 
@@ -128,8 +164,7 @@ class AnswerParsing:
         with_reasoning: reasoning is given.
         short_ids: ids of calls have `_MISTRAL_ID_LENGTH` characters.
         counts: what counts the calls; None: calls are not looked for.
-        reasoning: how the model marks what may come in front of what a grammar binds.
-        prefill: the answer's own beginning, where the prompt has it.
+        in_front: the reasoning that may come in front of what a grammar binds.
     """
 
     parser_of: Callable[[str], OutputParser]
@@ -139,8 +174,7 @@ class AnswerParsing:
     with_reasoning: bool = True
     short_ids: bool = False
     counts: ToolCallCounts | None = None
-    reasoning: ReasoningFormat | None = None
-    prefill: str = ""
+    in_front: ReasoningInFront | None = None
 
     def parser_for(self, prompt: Sequence[int], tokenizer: Tokenizer) -> ParserOf:
         """What makes the parser of an answer to this prompt."""
@@ -149,26 +183,13 @@ class AnswerParsing:
     def behind_reasoning(
         self, wanted: StructuredOutputsParams, prompt: Sequence[int], tokenizer: Tokenizer
     ) -> StructuredOutputsParams:
-        """What the answer to this prompt must be, behind the reasoning that it may begin with.
-
-        Texts of the request's own (`_IN_WORDS`) are written from the first token on, unless the
-        prompt has opened reasoning; and if they speak of its marks, even then.
-        """
-        form = self.reasoning
-        if form is None or wanted.reasoning_end_str is not None:
+        """What the answer to this prompt must be, behind the reasoning that it may begin with."""
+        if self.in_front is None or wanted.reasoning_end_str is not None:
             return wanted
-        in_words = wanted.kind in _IN_WORDS
-        if in_words and any(mark in _words_of(wanted) for mark in (*form.open, *form.close)):
+        start, end = self.in_front.marks(_end_of(prompt, tokenizer))
+        if end is None:
             return wanted
-        end = _end_of(prompt, tokenizer)
-        begins = form.begins(end, self.prefill)
-        if not begins and (in_words or self.prefill or end.rstrip().endswith(form.close)):
-            return wanted
-        return msgspec.structs.replace(
-            wanted,
-            reasoning_end_str=form.close[0],
-            reasoning_start_str=None if begins else form.open[0],
-        )
+        return msgspec.structs.replace(wanted, reasoning_start_str=start, reasoning_end_str=end)
 
     def _new_parser(self, prompt_end: str) -> OutputParser:
         if self.counts is not None:
@@ -200,45 +221,62 @@ def answer_parsing(request: ChatCompletionRequest, model: ServedModel) -> Answer
         APIError, RequestError: tools, tool_choice or a grammar are wrong.
     """
     tools = chosen_tools(request)
-    one_call = request.parallel_tool_calls is False
     formats = model.formats
-    short_ids = formats.tool == "mistral"
     prefill = _prefill(request)
     forced = forced_calls(request) is not None
     name = forced_name(request)
     grammar = structured_outputs(request)
     is_json = grammar is not None and grammar.kind in ("json", "json_object")
-    reasoning = None if grammar is None else REASONING_FORMATS.get(formats.reasoning or "")
-    reasoning_format = None if is_json and reasoning is None else formats.reasoning
+    may_think = not _switches_off(request)
+    in_front = None
+    if grammar is not None and formats.reasoning in REASONING_FORMATS:
+        form = REASONING_FORMATS[formats.reasoning]
+        template = request.chat_template or model.engine.tokenizer.chat_template_source
+        in_front = ReasoningInFront(
+            form=form,
+            is_usual=may_think and form.close[0] in template,
+            words=_words_of(grammar) if grammar.kind in _IN_WORDS else None,
+            prefill=prefill,
+        )
+    reasoning = None if is_json and in_front is None else formats.reasoning
     tool = formats.tool if tools and not is_json else None
-    if not (forced or tool or reasoning_format):
+    if not (forced or tool or reasoning):
         return None
 
     def parser_of(prompt: str) -> OutputParser:
+        comes = in_front is None or in_front.is_said or in_front.marks(prompt)[1] is not None
         parser = make_parser(
             tool_format=tool,
-            reasoning_format=reasoning_format,
+            reasoning_format=reasoning,
             tools=tools,
             prompt=prompt,
             prefill=prefill,
+            may_imply=comes and may_think,
             only_first=is_json,
         )
         if not forced:
             return parser
         calls = required_calls_parser(tools) if name is None else NamedCallParser(name)
-        return BehindReasoning(parser, calls) if reasoning_format else calls
+        return BehindReasoning(parser, calls) if reasoning else calls
 
     return AnswerParsing(
         parser_of=parser_of,
         shown_special_token_ids=(formats.tool_ids if tool else ())
-        + (formats.reasoning_ids if reasoning_format else ()),
+        + (formats.reasoning_ids if reasoning else ()),
         is_named=forced and name is not None,
-        one_call=one_call,
+        one_call=request.parallel_tool_calls is False,
         with_reasoning=request.include_reasoning is not False,
-        short_ids=short_ids,
+        short_ids=formats.tool == "mistral",
         counts=model.tool_calls if tool or forced else None,
-        reasoning=reasoning,
-        prefill=prefill,
+        in_front=in_front,
+    )
+
+
+def _switches_off(request: ChatCompletionRequest) -> bool:
+    """Whether the request asks for no reasoning, by the names that templates have for it."""
+    options = request.chat_template_kwargs or {}
+    return request.reasoning_effort == "none" or any(
+        options.get(name) is False for name in ("enable_thinking", "thinking")
     )
 
 
