@@ -114,7 +114,7 @@ def _ending_rules(rules: dict[str, RuleNode]) -> set[str]:
 
 
 _COMMENT_OR_LITERAL = r"#[^\r\n]*|\"(?:[^\"\\\r\n]|\\.)*\"|\[(?:[^\]\\\r\n]|\\.)*\]"
-_UNIT = re.compile(rf"{_COMMENT_OR_LITERAL}|\s*[\r\n]\s*(?=\|)|(?<![\w-])start(?![\w-])")
+_UNIT = re.compile(rf"{_COMMENT_OR_LITERAL}|(?<!\s)\s+(?=\|)|(?<![\w-])start(?![\w-])")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([-^/.])|(.))")
 
 

@@ -228,6 +228,7 @@ def test_reasoning_is_free_and_what_follows_is_not(smollm2: LLM) -> None:
     )
     (output,) = smollm2.generate("Name a number.\n<think>", params, use_tqdm=False)
     thought, end, answer = output.outputs[0].text.partition("</think>")
-    assert thought and end
+    assert end
+    assert thought
     assert not thought.lstrip().startswith("{")
     jsonschema.validate(json.loads(answer), NUMBER)
