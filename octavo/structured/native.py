@@ -135,6 +135,6 @@ def _plain_escape(escape: re.Match[str]) -> str:
     if hexadecimal is None and escape[4] is None:
         return escape[0]
     code = int(hexadecimal, 16) if hexadecimal else ord(escape[4])
-    if code > 0x7F and chr(code).isprintable():
-        return chr(code)
-    return f"\\x{code:02x}"
+    if 0xD800 <= code <= 0xDFFF:  # no character: the converter says so
+        return escape[0]
+    return chr(code) if code > 0x7F else f"\\x{code:02x}"

@@ -93,6 +93,10 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         sections={"<tool_call>": _tool_call},
         signs=("<tool_call>",),
     ),
+    "seed_oss": ToolFormat(
+        sections={"<seed:tool_call>": {ANY: partial(TaggedCalls, close="</seed:tool_call>")}},
+        signs=("<seed:tool_call>",),
+    ),
     "mistral": ToolFormat(
         sections={
             "[TOOL_CALLS]": {
@@ -151,6 +155,12 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         sections={"functools": {"[": JsonCalls}},
         signs=("<|tool|>", "<|/tool|>"),
     ),
+    "lfm2": ToolFormat(
+        sections={
+            "<|tool_call_start|>": {"[": partial(PythonicCalls, close="<|tool_call_end|>")},
+        },
+        signs=("<|tool_call_start|>",),
+    ),
     "llama4_pythonic": ToolFormat(
         sections={
             "<|python_start|>": {"[": partial(PythonicCalls, close="<|python_end|>")},
@@ -167,6 +177,8 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     ),
     "pythonic": ToolFormat(sections={"": _python_list}),
 }
+TOOL_FORMATS["qwen3_xml"] = TOOL_FORMATS["qwen3_coder"]
+TOOL_FORMATS["llama4_json"] = TOOL_FORMATS["llama3_json"]
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     # The order is that of detection.
