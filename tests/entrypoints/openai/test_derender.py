@@ -85,7 +85,13 @@ async def test_tool_calls_and_reasoning_are_taken_apart() -> None:
         ({"zzz": 1}, answer(CHOICE), "unknown field 'zzz'"),
         ({"messages": []}, answer(CHOICE), "messages"),
         ({"max_tokens": 10**6}, answer(CHOICE), "max_model_len"),
-        ({}, answer(CHOICE, prompt_logprobs=[{"x": PROMPT_LOGPROB}]), "under token ids"),
+        (
+            {},
+            answer(CHOICE, prompt_logprobs=[{"x": PROMPT_LOGPROB}]),
+            "other tokens than the prompt's",
+        ),
+        ({}, answer(CHOICE, prompt_logprobs=[]), "other tokens than the prompt's"),
+        ({}, answer(CHOICE, prompt_logprobs=[None] * 13), "other tokens than the prompt's"),
     ],
     ids=str,
 )
