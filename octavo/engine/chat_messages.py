@@ -12,6 +12,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = ("text", "input_text", "output_text")
 MAX_MESSAGES = 1 << 16
 MAX_CHARS = 1 << 24
+MAX_VALUES = 1 << 18
+"""Values of messages, tools or variables, keys included: whoever looks at each holds the
+interpreter for a microsecond or two."""
 MAX_DEPTH = 64
 _NEED_CONTENT = ("system", "developer", "user")
 
@@ -47,12 +50,15 @@ def strings_in(value: Any, where: str) -> Iterator[str]:
     """All strings of a JSON-like value, keys included.
 
     Raises:
-        RequestError: nested too deep, too long, or of a type that JSON does not have.
+        RequestError: nested too deep, too long, too much, or of a type that JSON does not have.
     """
-    num_chars = 0
+    num_chars = num_values = 0
     stack = [(value, 0)]
     while stack:
         item, depth = stack.pop()
+        num_values += 1
+        if num_values + len(stack) > MAX_VALUES:
+            raise RequestError(f"{where}: more than {MAX_VALUES} values", param=where)
         if isinstance(item, str):
             num_chars += len(item)
             if num_chars > MAX_CHARS:

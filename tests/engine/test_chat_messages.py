@@ -7,6 +7,7 @@ import pytest
 from octavo.engine.chat_messages import (
     MAX_CHARS,
     MAX_DEPTH,
+    MAX_VALUES,
     last_content,
     map_strings,
     normal_messages,
@@ -124,6 +125,8 @@ def nested(depth: int) -> Any:
         (nested(100_000), "nested deeper than"),
         (nested(MAX_DEPTH + 1), "nested deeper than"),
         (["x" * (MAX_CHARS // 2), "x" * (MAX_CHARS // 2 + 1)], "more than 16777216 characters"),
+        ([0] * MAX_VALUES, "more than 262144 values"),
+        ([{"a": 0}] * (MAX_VALUES // 3 + 1), "more than 262144 values"),
         ({"a": b"x"}, "of type bytes, which JSON has not"),
         ([object], "of type type"),
     ],

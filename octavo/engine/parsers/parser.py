@@ -197,7 +197,8 @@ class MarkedParser:
         events += told
         if section.rest is None:
             return False
-        self._after_marker = section.index > self._num_calls
+        ends_with_content = bool(told) and isinstance(told[-1], Content) and told[-1].text != ""
+        self._after_marker = section.index > self._num_calls and not ends_with_content
         self._num_calls = section.index
         self._section = None
         return True

@@ -226,7 +226,7 @@ class _CallObject:
         for key, piece in self._object.pieces:
             if key == "name" and self.name is None:
                 self._take_name(piece)
-            elif key in ("arguments", "parameters") and self._key in (None, key):
+            elif key in ("arguments", "parameters"):
                 self._take_arguments(key, piece)
         self.failed = self.failed or self._object.failed
         return count
@@ -252,7 +252,7 @@ class _CallObject:
 
     def _take_arguments(self, key: str, piece: str | None) -> None:
         if self._ended:
-            return
+            return  # the first ones count
         if self._key is None:
             self._key, self._quoted = key, (piece or "").startswith('"')
         self._ended = piece is None

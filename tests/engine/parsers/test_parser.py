@@ -21,6 +21,7 @@ from octavo.engine.parsers.formats import (
     marker_texts,
 )
 from octavo.engine.parsers.parser import make_parser
+from octavo.engine.parsers.sections import CHUNK_CHARS, MAX_NAME_CHARS
 
 TOOLS = [
     {
@@ -94,6 +95,21 @@ CASES = {
     "hermes, text behind": Case(
         "hermes", '<tool_call>{"name": "get_time"}</tool_call>\n\nDone.', [TIME], "Done."
     ),
+    "hermes, arguments twice": Case(
+        "hermes",
+        '<tool_call>{"name": "get_time", "arguments": {"z": 1}, "parameters": {"z": 2}, '
+        '"arguments": {"z": 3}}</tool_call>',
+        [("get_time", {"z": 1})],
+    ),
+    "hermes, a name and no name": Case(
+        "hermes",
+        '<tool_call>{"name": "get_time"}, {"a": 1}</tool_call>',
+        [TIME],
+        ', {"a": 1}</tool_call>',
+    ),
+    "hermes, calls without a marker between": Case(
+        "hermes", '<tool_call>{"name": "get_time"} {"a": 1}', [TIME], '{"a": 1}'
+    ),
     "hermes, reasoning": Case(
         "hermes",
         "<think>\nA call, <tool_call> say.\n</think>\n\n"
@@ -119,6 +135,9 @@ CASES = {
         '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}, '
         '{"name": "get_time", "arguments": {}}]',
         [PARIS, TIME],
+    ),
+    "granite, text behind": Case(
+        "granite", '<|tool_call|>[{"name": "get_time"}], say', [TIME], ", say"
     ),
     "llama3": Case(
         "llama3_json",
@@ -159,6 +178,13 @@ CASES = {
         "{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         [PARIS, TIME],
     ),
+    "deepseek v3.1, a call and none": Case(
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}<｜tool▁call▁begin｜>"
+        " a b<｜tool▁sep｜>{}",
+        [TIME],
+        "<｜tool▁call▁begin｜> a b<｜tool▁sep｜>{}",
+    ),
     "kimi": Case(
         "kimi_k2",
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
@@ -183,6 +209,7 @@ CASES = {
     "pythonic, code": Case(
         "pythonic", "[get_time(a=f(1))]", content="[get_time(a=f(1))]"
     ),
+    "pythonic, a call and none": Case("pythonic", "[get_time(), x y]", [TIME], "x y]"),
     "pythonic, unknown": Case("pythonic", "[rm(x=1)]", content="[rm(x=1)]"),
     "llama4": Case(
         "llama4_pythonic", "<|python_start|>[get_time()]<|python_end|>", [TIME]
@@ -301,6 +328,49 @@ def test_text_without_calls_is_content(tool_format: str, text: str) -> None:
 def test_long_rubbish_is_linear_work(tool_format: str, text: str) -> None:
     message = parse(Case(tool_format, text), [text])
     assert len(message.content) + sum(len(c.arguments) for c in message.calls) <= len(text)
+
+
+LONG = {  # longer than what joins a section's buffer at once
+    "text behind": Case(
+        "hermes",
+        '<tool_call>{"name": "get_time"}</tool_call>' + "x" * CHUNK_CHARS,
+        [TIME],
+        "x" * CHUNK_CHARS,
+    ),
+    "a name in white space": Case(
+        "kimi_k2",
+        spaced := "<|tool_calls_section_begin|><|tool_call_begin|>"
+        + " " * MAX_NAME_CHARS
+        + "get_time<|tool_call_argument_begin|>{}",
+        content=spaced,
+    ),
+    "a tag in white space": Case(
+        "qwen3_coder",
+        tagged := f"<tool_call><function={' ' * MAX_NAME_CHARS}get_time></function></tool_call>",
+        content=tagged,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LONG.values(), ids=list(LONG))
+def test_longer_than_a_chunk(case: Case) -> None:
+    for pieces in ([case.text], list(case.text)):
+        message = parse(case, pieces)
+        assert [(c.name, json.loads(c.arguments)) for c in message.calls] == case.calls
+        assert message.content == case.content
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>" + "x" * 2 * MAX_NAME_CHARS),
+        ("qwen3_coder", "<tool_call><function=" + "x" * 2 * MAX_NAME_CHARS),
+        ("hermes", '<tool_call>{"name": 5, '),
+    ],
+)
+def test_what_can_be_no_call_any_more_is_told_at_once(tool_format: str, text: str) -> None:
+    parser = make_parser(tool_format=tool_format, reasoning_format=None, tools=TOOLS)
+    assert ParsedMessage().add(parser.feed(text)).content == text.rstrip()
 
 
 def test_arguments_come_as_they_are_written() -> None:
