@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from octavo.contracts.sampling_params import SamplingParams
@@ -231,6 +233,19 @@ async def test_defaults_come_from_the_generation_config() -> None:
         await s.chat("SAY:a", temperature=0, top_k=-1)
     fields = [(p.temperature, p.top_p, p.top_k, p.min_p, p.max_tokens) for p in seen]
     assert fields == [(0.25, 0.5, 7, 0.125, None), (0.0, 0.5, 0, 0.125, None)]
+
+
+async def test_usage_that_nobody_asked_for() -> None:
+    async with serving(enable_force_include_usage=True) as s:
+        for options in (None, {}, {"include_usage": False}):
+            fields: dict[str, Any] = {"stream": True, "stream_options": options}
+            for reply in (await s.chat(**fields), await s.completion(**fields)):
+                *events, last = reply.events
+                assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 6)
+                assert all(event["usage"] is None for event in events)
+        options = {"continuous_usage_stats": True}
+        events = (await s.chat(stream=True, stream_options=options)).events
+        assert all(event["usage"] for event in events)
 
 
 async def test_the_operators_most_new_tokens() -> None:
