@@ -29,6 +29,7 @@ from octavo.contracts.pause_mode import PauseMode
 
 if TYPE_CHECKING:
     from octavo.contracts.engine_view import EngineView
+    from octavo.contracts.structured_outputs import GrammarSource
     from octavo.engine.core import EngineCore
     from octavo.engine.wire import CoreInfo
     from octavo.executor.base import ExecutorInfo
@@ -110,6 +111,11 @@ class AsyncCoreClient(ABC):
     @abstractmethod
     async def get_outputs(self) -> EngineOutputs:
         """Wait for the next outputs (none where only the counters are new)."""
+
+    @abstractmethod
+    async def check_grammar(self, grammar: GrammarSource, first: Sequence[int] | None) -> None:
+        """Raise RequestError for a grammar that cannot be used, or whose texts begin with none of
+        the tokens `first` (None: with any). Cancelling it takes the grammar back."""
 
     @abstractmethod
     async def reset_prefix_cache(self) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.config.sections import ModelConfig
 from octavo.engine.chat_messages import (
+    developer_as_system,
     last_content,
     map_strings,
     normal_messages,
@@ -18,6 +19,7 @@ from octavo.engine.chat_messages import (
     strings_in,
 )
 from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.tokenizer_config import tokenizer_config
 from octavo.errors import ChatTemplateError, ConfigError, RequestError, shown
 from octavo.models.files import ModelFiles, resolve_tokenizer
 
@@ -150,6 +152,13 @@ class Tokenizer:
         """Text of all chat templates; "" where there are none."""
         return "\n".join(template.source for template in self._chat_templates.values())
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """What a tokenizer_config.json says of it: special tokens by their names, as "eos_token",
+        and `chat_template`."""
+        sources = {name: template.source for name, template in self._chat_templates.items()}
+        return tokenizer_config(self._special_tokens, sources)
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -189,6 +198,8 @@ class Tokenizer:
             )
         chat = {"messages": normal_messages(messages), "tools": normal_tools(tools), **kwargs}
         template = self._choose_template(chat["tools"], chat_template)
+        if "developer" not in template.source:
+            chat["messages"] = developer_as_system(chat["messages"])
         texts = chain.from_iterable(strings_in(value, name) for name, value in chat.items())
         marker = self._special.marker(chain(texts, [template.source]))
         marked = {name: map_strings(value, marker.mark) for name, value in chat.items()}

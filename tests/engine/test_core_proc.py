@@ -157,6 +157,13 @@ class TestHostileFrames:
         assert client.outputs("after")[-1].finish_reason is FinishReason.LENGTH
         client.send(wire.Abort(request_ids=["m"]))
 
+    @pytest.mark.parametrize("method", ["check_grammar", "forget_grammar"])
+    def test_grammars_that_are_none(self, client: Client, method: str) -> None:
+        for arguments in ({}, {"kind": "json"}, {"kind": "python", "text": "x"}):
+            client.send(wire.Call(call_id=1, method=method, arguments=arguments))
+            result = client.receive(wire.Result)
+            assert (result.error or "").startswith(f"{method}: "), result
+
     def test_methods_are_a_short_list(self, client: Client) -> None:
         client.send(wire.Call(call_id=1, method="shutdown"))
         assert client.receive(wire.Result) == wire.Result(

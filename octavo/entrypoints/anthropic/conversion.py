@@ -52,6 +52,7 @@ def chat_request(request: CountTokensRequest) -> ChatCompletionRequest:
         chat.top_p = request.top_p
         chat.top_k = request.top_k
         chat.cache_salt = request.cache_salt
+        chat.vllm_xargs = request.vllm_xargs
     return chat
 
 

@@ -53,10 +53,15 @@ async def create_chat_completion(call: Call) -> Response | EventStream:
     return EventStream(chat.events()) if request.stream else await chat.answer()
 
 
-async def _begin(call: Call, request: ChatCompletionRequest) -> _Chat:
+async def _begin(call: Call, request: ChatCompletionRequest) -> Chat:
     call.record.model = call.server.model(request.model).name
-    generation = begin(call, await prepare_chat_completion(call, request), "chatcmpl-")
-    chat = _Chat(request, generation, echo_of(request))
+    prepared = await prepare_chat_completion(call, request)
+    return await chat_of(request, begin(call, prepared, "chatcmpl-"))
+
+
+async def chat_of(request: ChatCompletionRequest, generation: Generation) -> Chat:
+    """The responses of a request whose generation has begun."""
+    chat = Chat(request, generation, echo_of(request))
     if request.return_prompt_text:
         [chat.prompt_text] = await generation.prompt_texts()
     return chat
@@ -139,7 +144,7 @@ def _num_top_logprobs(request: ChatCompletionRequest, limit: int) -> int | None:
     return num_top
 
 
-class _Chat:
+class Chat:
     """Responses of one request.
 
     Args:

@@ -39,6 +39,10 @@ class FakeTokenizer(ByteTokenizer):
         if bos:
             self.bos_token_id = 257
 
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"tokenizer_class": "Fake", "chat_template": self.chat_template_source}
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         ids = super().encode(text)
         return [self.bos_token_id, *ids] if add_special_tokens and self.bos_token_id else ids
