@@ -9,18 +9,24 @@ from typing import Any
 from octavo.errors import RequestError, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-TEXT_PARTS = ("text", "input_text", "output_text")
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of parts that are text → their field that has it."""
 MAX_MESSAGES = 1 << 16
 MAX_CHARS = 1 << 24
+MAX_VALUES = 1 << 18
+"""Values of messages, tools or variables, keys included: whoever looks at each holds the
+interpreter for a microsecond or two."""
 MAX_DEPTH = 64
+_NEED_CONTENT = ("system", "developer", "user")
 
 
 def normal_messages(messages: Any) -> list[dict[str, Any]]:
     """Copies of the messages in one form.
 
-    `content` is always a string: null is "", parts are joined with a line feed (as vLLM does for
-    templates that take strings). Other fields that are null are left out. `arguments` of tool calls
-    are parsed where they are JSON text.
+    `content` is always a string: parts are joined with a line feed (as vLLM does for templates that
+    take strings), and null is "", in the assistant's messages and results of tools, which may say
+    nothing. Other fields that are null are left out. `arguments` of tool calls are parsed where
+    they are JSON text.
 
     Raises:
         RequestError: what is wrong, and in which message.
@@ -30,6 +36,12 @@ def normal_messages(messages: Any) -> list[dict[str, Any]]:
     if len(messages) > MAX_MESSAGES:
         raise _error(f"there are {len(messages)} messages; {MAX_MESSAGES} are possible")
     return [_normal_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def developer_as_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages for a template that does not know OpenAI's newer name of the role `system`: it
+    would leave them out, or refuse them."""
+    return [{**m, "role": "system"} if m["role"] == "developer" else {**m} for m in messages]
 
 
 def normal_tools(tools: Any) -> list[dict[str, Any]] | None:
@@ -45,12 +57,15 @@ def strings_in(value: Any, where: str) -> Iterator[str]:
     """All strings of a JSON-like value, keys included.
 
     Raises:
-        RequestError: nested too deep, too long, or of a type that JSON does not have.
+        RequestError: nested too deep, too long, too much, or of a type that JSON does not have.
     """
-    num_chars = 0
+    num_chars = num_values = 0
     stack = [(value, 0)]
     while stack:
         item, depth = stack.pop()
+        num_values += 1
+        if num_values + len(stack) > MAX_VALUES:
+            raise RequestError(f"{where}: more than {MAX_VALUES} values", param=where)
         if isinstance(item, str):
             num_chars += len(item)
             if num_chars > MAX_CHARS:
@@ -87,7 +102,10 @@ def _normal_message(where: str, message: Any) -> dict[str, Any]:
     if role not in ROLES:
         raise _error(f"{where}: role={shown(role)} must be one of {', '.join(ROLES)}")
     normal = {key: value for key, value in message.items() if value is not None}
-    normal["content"] = _text(f"{where}: content", message.get("content"))
+    content = message.get("content")
+    if content is None and role in _NEED_CONTENT:
+        raise _error(f"{where}: a message of the role {role} must have content: text, or parts")
+    normal["content"] = _text(f"{where}: content", content)
     if "tool_calls" in normal:
         normal["tool_calls"] = _tool_calls(f"{where}: tool_calls", normal["tool_calls"])
         if not normal["tool_calls"]:
@@ -109,11 +127,12 @@ def _part(where: str, part: Any) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else part
-    if kind not in TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise _error(f"{where}: part of type {shown(kind)} is not supported; supported: text")
-    text = part.get("text")
+    field = TEXT_PARTS[kind]
+    text = part.get(field)
     if not isinstance(text, str):
-        raise _error(f"{where}: text={shown(text)} must be text")
+        raise _error(f"{where}: {field}={shown(text)} must be text")
     return text
 
 
@@ -136,7 +155,8 @@ def _arguments(where: str, arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        parsed = json.loads(arguments)
+        return {} if parsed is None else parsed
     except (ValueError, RecursionError) as error:
         raise _error(f"{where}: arguments are not valid JSON: {str(error)[:200]}") from None
 

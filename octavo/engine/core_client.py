@@ -19,11 +19,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.contracts.messages import EngineOutputs, EngineRequest, SchedulerStats
+from octavo.contracts.messages import (
+    EngineOutput,
+    EngineOutputs,
+    EngineRequest,
+    SchedulerStats,
+)
 from octavo.contracts.pause_mode import PauseMode
 
 if TYPE_CHECKING:
     from octavo.contracts.engine_view import EngineView
+    from octavo.contracts.structured_outputs import GrammarSource
     from octavo.engine.core import EngineCore
     from octavo.engine.wire import CoreInfo
     from octavo.executor.base import ExecutorInfo
@@ -43,8 +49,9 @@ class CoreClient(ABC):
         """End requests; nothing more comes of them. Unknown ids are passed over."""
 
     @abstractmethod
-    def get_outputs(self) -> EngineOutputs:
-        """The next outputs; none when there is nothing to do. Raises EngineDeadError."""
+    def step(self) -> list[EngineOutput]:
+        """Run a step: what it brought; nothing where there was nothing to do. Raises
+        EngineDeadError."""
 
     @abstractmethod
     def stats(self) -> SchedulerStats:
@@ -60,7 +67,7 @@ class CoreClient(ABC):
 
 
 class InprocClient(CoreClient):
-    """The core in this process: `get_outputs` runs a step."""
+    """The core in this process."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
@@ -72,7 +79,7 @@ class InprocClient(CoreClient):
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         self.core.abort_requests(request_ids)
 
-    def get_outputs(self) -> EngineOutputs:
+    def step(self) -> list[EngineOutput]:
         return self.core.step()
 
     def stats(self) -> SchedulerStats:
@@ -104,6 +111,11 @@ class AsyncCoreClient(ABC):
     @abstractmethod
     async def get_outputs(self) -> EngineOutputs:
         """Wait for the next outputs (none where only the counters are new)."""
+
+    @abstractmethod
+    async def check_grammar(self, grammar: GrammarSource, first: Sequence[int] | None) -> None:
+        """Raise RequestError for a grammar that cannot be used, or whose texts begin with none of
+        the tokens `first` (None: with any). Cancelling it takes the grammar back."""
 
     @abstractmethod
     async def reset_prefix_cache(self) -> bool:
@@ -155,7 +167,7 @@ class ManyCoresClient(AsyncCoreClient):
       request with `fork_of` goes where its parent went, whose blocks it shares.
     - `get_outputs` gives the outputs of one engine at a time; their `stats` are sums over all
       engines, `load` has each one's.
-    - `reset_prefix_cache` is True where it was for every engine.
+    - `reset_prefix_cache` is True where it was for every engine; `check_grammar` asks any of them.
     - They live and die together: one dead engine is the death of all.
     """
 

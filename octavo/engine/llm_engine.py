@@ -16,12 +16,8 @@ from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.core import EngineCore
 from octavo.engine.core_client import CoreClient, InprocClient
-from octavo.engine.input_processor import (
-    InputProcessor,
-    ProcessedRequest,
-    PromptType,
-    vocabulary_of,
-)
+from octavo.engine.end_tokens import vocabulary_of
+from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.tokenizer import Tokenizer, tokenizer_of
 from octavo.errors import RequestError, shown
@@ -138,7 +134,7 @@ class LLMEngine:
             EngineDeadError: the engine cannot go on; every later call raises it too.
         """
         outputs, self._pending = self._pending, []
-        processed = self._output_processor.process_outputs(self.client.get_outputs().outputs)
+        processed = self._output_processor.process_outputs(self.client.step())
         if processed.to_abort:
             self.client.abort_requests(list(processed.to_abort))
         return outputs + processed.request_outputs

@@ -7,6 +7,7 @@ import pytest
 from octavo.engine.chat_messages import (
     MAX_CHARS,
     MAX_DEPTH,
+    MAX_VALUES,
     last_content,
     map_strings,
     normal_messages,
@@ -28,10 +29,13 @@ def test_content_becomes_text() -> None:
         {"role": "user", "content": parts},
         {"role": "assistant", "content": None, "tool_calls": [call()]},
         {"role": "tool", "content": [], "tool_call_id": "1"},
+        {"role": "tool", "content": None, "tool_call_id": "2"},
         {"role": "assistant"},
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
     ]
     contents = [m["content"] for m in normal_messages(messages)]
-    assert contents == ["S", "Hello\nWorld\n!", "", "", ""]
+    assert contents == ["S", "Hello\nWorld\n!", "", "", "", "", "", "No."]
 
 
 def test_null_is_absent() -> None:
@@ -44,7 +48,14 @@ def test_null_is_absent() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "parsed"),
-    [('{"a": [1, "x"]}', {"a": [1, "x"]}), ("", {}), (None, {}), ({"a": 1}, {"a": 1}), ("5", 5)],
+    [
+        ('{"a": [1, "x"]}', {"a": [1, "x"]}),
+        ("", {}),
+        (None, {}),
+        ("null", {}),
+        ({"a": 1}, {"a": 1}),
+        ("5", 5),
+    ],
 )
 def test_arguments_of_tool_calls_are_parsed(arguments: Any, parsed: Any) -> None:
     (message,) = normal_messages([{"role": "assistant", "tool_calls": [call(arguments)]}])
@@ -68,6 +79,11 @@ def test_the_callers_messages_are_not_changed() -> None:
         ([{"content": "x"}], "role=None must be one of system, developer, user"),
         ([{"role": "hacker", "content": "x"}], "role='hacker' must be one of"),
         ([{"role": ["user"], "content": "x"}], "role="),
+        *(
+            ([{"role": role, **content}], f"role {role} must have content")
+            for role in ("system", "developer", "user")
+            for content in ({}, {"content": None})
+        ),
         ([{"role": "user", "content": 5}], r"messages\[0\]: content=5 must be text"),
         ([{"role": "user", "content": {"text": "x"}}], "must be text, a list of parts"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "'image_url' is not supported"),
@@ -117,6 +133,8 @@ def nested(depth: int) -> Any:
         (nested(100_000), "nested deeper than"),
         (nested(MAX_DEPTH + 1), "nested deeper than"),
         (["x" * (MAX_CHARS // 2), "x" * (MAX_CHARS // 2 + 1)], "more than 16777216 characters"),
+        ([0] * MAX_VALUES, "more than 262144 values"),
+        ([{"a": 0}] * (MAX_VALUES // 3 + 1), "more than 262144 values"),
         ({"a": b"x"}, "of type bytes, which JSON has not"),
         ([object], "of type type"),
     ],

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -22,14 +22,6 @@ from octavo.kernels.cpu import CpuBackend
 from octavo.kernels.ops import Activation, HeadShape, Ops, StepInputs, StepLimits, Value
 from tests.kernels.backends import make_backend
 from tests.kernels.cpu_steps import LIMITS, make_cache, make_step, randn, run_rows, tensor
-
-
-@pytest.fixture
-def backend() -> Iterator[CpuBackend]:
-    backend = make_backend("cpu", DType.F32, 2)
-    assert isinstance(backend, CpuBackend)
-    yield backend
-    backend.close()
 
 
 def linear_forward(backend: CpuBackend, n: int = 40, k: int = 24) -> Callable[[Ops], None]:

@@ -20,6 +20,19 @@ class StorageFullError(APIError):
         super().__init__(400, message, code="storage_full")
 
 
+class FileLostError(Exception):
+    """A content that the database knows is not there, or not all of it: something else than Octavo
+    has removed it. Names the file.
+
+    Args:
+        param: field of the batch that has the file's id.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 def storage_error(error: OSError | sqlite3.Error) -> APIError:
     """What a user is told of it: that the disk is full, or else (503) to come again. The log has
     the rest."""

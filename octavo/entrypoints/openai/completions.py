@@ -19,7 +19,6 @@ from octavo.entrypoints.openai.generation import (
     UsageCounter,
     begin,
     progress_of,
-    stream_options,
     usage_of,
 )
 from octavo.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs
@@ -49,10 +48,15 @@ async def create_completion(call: Call) -> Response | EventStream:
     return EventStream(completion.events()) if request.stream else await completion.answer()
 
 
-async def _begin(call: Call, request: CompletionRequest) -> _Completion:
+async def _begin(call: Call, request: CompletionRequest) -> TextCompletion:
     call.record.model = call.server.model(request.model).name
-    generation = begin(call, await prepare_completion(call, request), "cmpl-")
-    completion = _Completion(request, generation, await _echoes(request, generation))
+    prepared = await prepare_completion(call, request)
+    return await completion_of(request, begin(call, prepared, "cmpl-"))
+
+
+async def completion_of(request: CompletionRequest, generation: Generation) -> TextCompletion:
+    """The responses of a request whose generation has begun."""
+    completion = TextCompletion(request, generation, await _echoes(request, generation))
     if request.return_prompt_text:
         completion.prompt_texts = await generation.prompt_texts()
     return completion
@@ -137,7 +141,7 @@ async def _echoes(request: CompletionRequest, generation: Generation) -> list[st
     return [p if isinstance(p, str) else await asyncio.to_thread(decode, p) for p in prompts]
 
 
-class _Completion:
+class TextCompletion:
     """Responses of one request.
 
     Args:
@@ -171,7 +175,7 @@ class _Completion:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The stream, an output's events together."""
-        include_usage, continuous = stream_options(self.request)
+        include_usage, continuous = self.generation.stream_options(self.request)
         counter = UsageCounter(self.generation.prompts, count_output=not self.prompt_only)
         chunk = self._body([], counter.usage if continuous else None if include_usage else UNSET)
         offsets: dict[int, TextOffsets] = {}

@@ -115,10 +115,16 @@ class ServerConfig:
     reasoning_parser: str | None = option(
         None, "format of the model's reasoning; none: not parsed; None: by the chat template"
     )
+    enable_force_include_usage: bool = option(
+        False, "streams end with their usage, whether they ask for it or not"
+    )
     server_dev_mode: bool = option(
         False,
         "routes that act on the whole server: pause, resume, abort_requests, reset_prefix_cache, "
         "server_info (vLLM's VLLM_SERVER_DEV_MODE)",
+    )
+    enable_tokenizer_info_endpoint: bool = option(
+        False, "GET /tokenizer_info tells the tokenizer's configuration, chat template included"
     )
     enable_batches: bool = option(True, "the Files and Batches APIs")
     batch_dir: str | None = option(

@@ -25,15 +25,18 @@ if TYPE_CHECKING:
     from octavo.config.engine import EngineConfig
     from octavo.contracts.beam_search_params import BeamSearchParams
     from octavo.contracts.engine_view import EngineView
-    from octavo.contracts.messages import PoolingRequestOutput, RequestOutput
+    from octavo.contracts.messages import RequestOutput
     from octavo.contracts.pause_mode import PauseMode
     from octavo.contracts.pooling_params import PoolingParams
     from octavo.contracts.sampling_params import SamplingParams
+    from octavo.engine.beam_search import CheckedBeamSearch
+    from octavo.engine.input_processor import CheckedRequest, PromptType
     from octavo.engine.metrics import EngineMetrics, FinishedSequence
     from octavo.engine.output_processor import ParserOf
     from octavo.engine.tokenizer import Tokenizer
     from octavo.engine.wire import CoreInfo
     from octavo.entrypoints.batches.service import BatchService
+    from octavo.entrypoints.openai.front_end_metrics import FrontEndMetrics
     from octavo.entrypoints.openai.tracing import Tracing
     from octavo.entrypoints.web.feed import Feed
 
@@ -57,48 +60,33 @@ class EngineClient(Protocol):
     def tokenizer(self) -> Tokenizer: ...
     @property
     def metrics(self) -> EngineMetrics: ...
-    def generate(
-        self,
-        prompt: Any,
-        params: SamplingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        service_class: ServiceClass = ServiceClass.INTERACTIVE,
-        cache_salt: str | None = None,
-        parser_of: ParserOf | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]: ...
-    async def beam_search(
-        self,
-        prompt: Any,
-        params: BeamSearchParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        service_class: ServiceClass = ServiceClass.INTERACTIVE,
-        cache_salt: str | None = None,
-        skip_special_tokens: bool = True,
-    ) -> RequestOutput: ...
-    def encode(
-        self,
-        prompt: Any,
-        pooling_params: PoolingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        service_class: ServiceClass = ServiceClass.INTERACTIVE,
-        cache_salt: str | None = None,
-    ) -> AsyncGenerator[PoolingRequestOutput, None]: ...
     def default_sampling_params(self) -> SamplingParams: ...
     async def check_num_chars(self, num_chars: int, param: str) -> None: ...
     async def check(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[PromptType],
         params: Sequence[SamplingParams | BeamSearchParams | PoolingParams],
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> None: ...
+    ) -> list[CheckedRequest | CheckedBeamSearch]: ...
+    async def check_grammar(self, request: CheckedRequest) -> None: ...
+    def run(
+        self,
+        request: CheckedRequest,
+        request_id: str,
+        *,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
+        parser_of: ParserOf | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]: ...
+    async def search(
+        self,
+        request: CheckedBeamSearch,
+        request_id: str,
+        *,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
+        skip_special_tokens: bool = True,
+    ) -> RequestOutput: ...
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     async def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]: ...
     async def check_health(self) -> None: ...
@@ -134,6 +122,13 @@ class ServedModel:
         assert limit is not None
         return limit
 
+    @property
+    def max_new_tokens(self) -> int | None:
+        """Most new tokens of any request, where --override-generation-config says so."""
+        override = self.engine.config.model.override_generation_config or {}
+        limit = override.get("max_new_tokens")
+        return None if limit is None else int(limit)
+
 
 @dataclass
 class Server:
@@ -154,6 +149,7 @@ class Server:
         tracing: where their traces go.
         feeds: what the dashboard shows, by the engine's identity (`id`).
         siblings: paths of the private sockets of the front ends that this one speaks for.
+        front_end_metrics: what these have said; None: nobody has asked for metrics yet.
     """
 
     models: Mapping[str, ServedModel]
@@ -165,6 +161,7 @@ class Server:
     responses: ResponseStore = field(default_factory=ResponseStore)
     feeds: dict[int, Feed] = field(default_factory=dict)
     siblings: Sequence[str] = ()
+    front_end_metrics: FrontEndMetrics | None = None
     tracing: Tracing | None = None
     http_seconds: dict[str, Histogram] = field(default_factory=dict)
 
@@ -182,7 +179,7 @@ class Server:
             self.batches = BatchService(self, Path(self.config.batch_dir))
         self.batch_admission = Admission()
         self.tool_calls = {name: model.tool_calls for name, model in self.models.items()}
-        self.streams = StreamStore(self.config.resume_timeout)
+        self.streams = StreamStore(self.config.resume_timeout, self.keys.ledger)
         self._serial = itertools.count()
         for engine in self.engines.values():
             engine.metrics.on_started = self._started

@@ -163,7 +163,7 @@ async def test_a_line_that_never_fits_its_key_is_an_error(tmp_path: Path) -> Non
 class Endless(FakeEngine):
     """Its beam search never ends."""
 
-    async def beam_search(self, *args: Any, **options: Any) -> RequestOutput:
+    async def search(self, *args: Any, **options: Any) -> RequestOutput:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -272,19 +272,6 @@ async def test_a_batch_goes_on_when_the_store_can_be_used_again(
 
 def _fail(number: int, *args: object, **options: object) -> None:
     raise OSError(number, os.strerror(number))
-
-
-async def test_an_input_that_vanished(tmp_path: Path) -> None:
-    engine = FakeEngine()
-    async with serving(engine, batch_dir=str(tmp_path)) as s, client_of(s) as client:
-        file = await client.files.create(file=("a", b"{}\n"), purpose="batch")
-        (tmp_path / "contents" / file.id).unlink()
-        batch = await client.batches.create(
-            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
-        )
-        failed = await until(client, batch.id, "failed")
-        assert failed.errors is not None
-        assert [e.code for e in failed.errors.data or ()] == ["internal_error"]
 
 
 @pytest.mark.parametrize(

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from octavo.engine.metrics import PREFIX
+from octavo.engine.metrics_exposition import PREFIX
 from tests.entrypoints.openai.harness import serving
-
-ROOT = Path(__file__).parents[3]
+from tests.scripts import ROOT, load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = spec_from_file_location("gen_metrics_docs", ROOT / "scripts" / "gen_metrics_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("gen_metrics_docs")
 
 
 def test_the_page_is_current(script: ModuleType) -> None:
