@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from octavo.engine.metrics import CacheInfo, EngineMetrics, collect
 from octavo.entrypoints.openai.chat_output import ToolCallCounts
 from octavo.entrypoints.openai.config import ServerConfig
+from octavo.entrypoints.openai.front_end_metrics import FrontEndMetrics, front_end_families
 from octavo.entrypoints.openai.keys import KeyRing
 from octavo.entrypoints.openai.metrics import server_families
 from octavo.entrypoints.openai.state import Server
@@ -27,7 +28,10 @@ prefix `octavo:`. Counters end in `_total` in the text, histograms have `_bucket
 A sequence is one of a request's n completions. The label `model_name` is the model's first served
 name, `key` the name of an [API key](server.md#api-keys), `route` the path of a route, `other` where
 there is none. All labels have finitely many values, whatever clients send. With several front ends
-all of them are added up. Dashboard and alerts over these: [deploy.md](deploy.md).
+all of them are added up; one that does not answer within 2 s is as it was the last time, and what
+one that has ended had counted stays counted.
+
+Dashboard and alerts over these: [deploy.md](deploy.md).
 """
 _ENUMERATED = ("reason", "finished_reason", "source", "outcome")
 
@@ -58,7 +62,8 @@ def _server_families() -> Iterator[Metric]:
     server.tool_calls["model"] = ToolCallCounts()
     server.http_requests["/health", "GET", 200] = 1
     server.http_seconds_of("/health").observe(0.0)
-    return server_families(server)
+    yield from server_families(server)
+    yield from front_end_families(FrontEndMetrics())
 
 
 def _table(metrics: Iterable[Metric]) -> str:

@@ -74,10 +74,10 @@ OCTAVO_INLINE F32 exp_of_negative(F32 x, F32 least) {
 
 inline double row_weights(const float* x, std::int64_t n, float max, float inv_temperature,
                           float* weights) {
-  // In [2^-11, 2) the last bit is worth kWeightUnit or more, so that adding and taking away 2^-11
-  // rounds to a multiple of it. e^-25 becomes 0.
+  // From 2^23 units on, the last bit of a float is worth a unit or more, so that adding and taking
+  // away as many rounds to a multiple of it. e^-25 becomes 0.
   const F32 top = set1(max), inverse = set1(inv_temperature), least = set1(-25.0f);
-  const F32 magic = set1(0x1p-11f);
+  const F32 magic = set1(static_cast<float>(0x1p23 * kWeightUnit));
   RowSums sums;
   alignas(64) float padded[kRowBlock];
   for (std::int64_t start = 0; start < n; start += kRowBlock) {

@@ -7,6 +7,7 @@ import typing
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from octavo.config.generation import check_override
 from octavo.config.sections import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig
 from octavo.config.vllm_options import without_vllm_options
 from octavo.errors import ConfigError, shown
@@ -60,6 +61,8 @@ class EngineConfig:
         _in_range("long_prefill_token_threshold", scheduler.long_prefill_token_threshold, 0, 2**31)
         _in_range("pipeline_depth", scheduler.pipeline_depth, 1, 8)
         _in_range("seed", self.model.seed, 0, MAX_SEED)
+        if self.model.override_generation_config:
+            check_override(self.model.override_generation_config)
         if self.model.max_model_len is not None:
             _in_range("max_model_len", self.model.max_model_len, 1, 2**31)
         if cache.gpu_memory_utilization is not None and not 0 < cache.gpu_memory_utilization <= 1:
@@ -124,7 +127,7 @@ def _check_type(name: str, value: object, hint: Any) -> None:
         if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
             raise ConfigError(f"{name}={shown(value)} must be a list of strings")
         return
-    allowed = tuple(options) if options else (hint,)
+    allowed = tuple(typing.get_origin(t) or t for t in options) if options else (hint,)
     if float in allowed and type(value) is int:
         return
     if type(value) not in allowed:

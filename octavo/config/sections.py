@@ -52,6 +52,9 @@ class ModelConfig:
     generation_config: Literal["auto", "octavo"] = option(
         "auto", "auto: default sampling from the model's generation_config.json; octavo: our own"
     )
+    override_generation_config: dict[str, int | float] | None = option(
+        None, 'sampling over the model\'s, as {"temperature": 0.5}; max_new_tokens limits a server'
+    )
     logprobs_mode: LogprobsMode = option(
         "raw_logprobs", "logprobs of the raw or of the processed distribution, or its logits"
     )

@@ -68,9 +68,6 @@ VLLM_ENGINE_OPTIONS: dict[str, VllmOption] = {
     "config_format": VllmOption(("auto", "hf"), "configurations are Hugging Face's or GGUF's"),
     "hf_overrides": VllmOption(({},), "edit the model's config.json"),
     "download_dir": VllmOption((), "models are kept under the environment variable OCTAVO_HOME"),
-    "override_generation_config": VllmOption(
-        ({},), "edit the model's generation_config.json, or set generation_config"
-    ),
     "runner": VllmOption(("auto", "generate", "pooling"), "every model makes text and vectors"),
     "task": VllmOption(("auto", "generate", "embed"), "every model makes text and vectors"),
     "pooler_config": VllmOption((), "pooling_type says how states become a vector"),

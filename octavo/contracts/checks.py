@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -15,7 +16,9 @@ from octavo.errors import RequestError, shown
 
 MAX_LOGIT_BIAS = 100.0
 _MAX_TOKEN_ID = 2**31 - 1
-_MAX_ID_DIGITS = 10
+_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+"""A token id as JSON writes it: a key "05" or "+5" is a slip of who wrote it, and may be another's
+"5"."""
 
 
 def plain_int(value: Any) -> Any:
@@ -60,7 +63,7 @@ def are_numbers(values: Collection[Any]) -> bool:
 
 
 def plain_bias(bias: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Keys as int, strings of digits included; numbers as float, cut to ±MAX_LOGIT_BIAS."""
+    """Keys as int, canonical decimals included; numbers as float, cut to ±MAX_LOGIT_BIAS."""
     if set(map(type, bias)) == {int} and are_numbers(bias.values()):
         return dict(bias)
     plain = {_plain_key(key): plain_float(value) for key, value in bias.items()}
@@ -75,9 +78,7 @@ def plain_bias(bias: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _plain_key(key: Any) -> Any:
-    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MAX_ID_DIGITS:
-        return int(key)
-    return plain_int(key)
+    return int(key) if isinstance(key, str) and _ID.fullmatch(key) else plain_int(key)
 
 
 def check_int(name: str, value: object, low: int, high: int, note: str = "") -> None:

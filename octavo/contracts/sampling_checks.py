@@ -37,7 +37,7 @@ _FLOATS = (
 )
 _BOOLS = (
     *("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"),
-    *("flat_logprobs", "report_progress"),
+    *("spaces_between_special_tokens", "flat_logprobs", "report_progress"),
 )
 _TEXTS = {
     "stop": (limits.MAX_STOP_STRINGS, limits.MAX_STOP_STRING_LENGTH),
@@ -110,11 +110,6 @@ def check(params: SamplingParams) -> None:
         _check_bool(name, getattr(params, name))
     if params.skip_reading_prefix_cache is not None:
         _check_bool("skip_reading_prefix_cache", params.skip_reading_prefix_cache)
-    if params.spaces_between_special_tokens is not True:
-        raise RequestError(
-            "spaces_between_special_tokens=False is not supported; leave it out",
-            param="spaces_between_special_tokens",
-        )
     for name, (_, longest) in _TEXTS.items():
         _check_texts(name, getattr(params, name), longest)
     for name in ("stop", "stop_regex"):

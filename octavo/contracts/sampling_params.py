@@ -6,6 +6,7 @@ sampler reads. It is checked when it is made: a wrong value raises `RequestError
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Mapping
 from typing import Any
@@ -85,7 +86,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         skip_special_tokens: leave special tokens out of the text.
         shown_special_token_ids: special tokens that stay in the text despite `skip_special_tokens`,
             as they mark something that is looked for in it; at most 1024.
-        spaces_between_special_tokens: accepted as True only (kept for vLLM's callers).
+        spaces_between_special_tokens: taken, and changes nothing: special tokens are written as
+            they are, and there are no spaces between them that the model did not write.
         include_stop_str_in_output: keep the stop string (or stop token's text) at the end.
         output_kind: see `RequestOutputKind`.
         stream_interval: outputs between the first and the last one bring at least so many tokens.
@@ -103,7 +105,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         prompt_logprob_start: first token of the prompt that has any.
         skip_reading_prefix_cache: compute all of the prompt, whatever is cached. None: only where
             prompt_logprobs ask for it.
-        logit_bias: token id → number added to its logit, cut to -100…100. Ids may be strings.
+        logit_bias: token id → number added to its logit, cut to -100…100. Ids may be strings, as in
+            JSON ("5", but not "05").
         allowed_token_ids: only these may be sampled.
         bad_words: what may not be generated, at the beginning of a word or after a space: the last
             token of each is masked where the output ends with those before it.
@@ -203,6 +206,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def num_sequences(self) -> int:
         """Completions that are generated; the n best of them are returned."""
         return self.n if self.best_of is None else self.best_of
+
+    def clone(self) -> SamplingParams:
+        """A copy that shares no list or dict with this one (logits processors are the same)."""
+        shared = {id(processor): processor for processor in self.logits_processors or ()}
+        return copy.deepcopy(self, shared)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Check the ids in this struct against a model. Raises RequestError."""

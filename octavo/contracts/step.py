@@ -1,16 +1,16 @@
 """The step contract: all that scheduler and workers say to each other.
 
 The scheduler sends a request whole once (`NewRequestData`), then only diffs: new block ids and
-counts (`CachedRequestData`, column-wise). A preempted request is dropped by the worker and comes
-back whole. The worker keeps each request's tokens, the last sampled one included, so that the
-next step can be scheduled before the scheduler knows it.
+counts (`CachedRequestData`). A preempted request is dropped by the worker and comes back whole. The
+worker keeps each request's tokens, the last sampled one included, so that the next step can be
+scheduled before the scheduler knows it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from octavo.contracts.kv_spec import BlockCopy
@@ -22,8 +22,7 @@ BlockIds = tuple[list[int], ...]
 """Block ids per KV group, in order of position."""
 
 
-@dataclass(slots=True, kw_only=True)
-class NewRequestData:
+class NewRequestData(msgspec.Struct, kw_only=True):
     """A request as the worker first (or again, after a preemption) meets it.
 
     Attributes:
@@ -43,29 +42,27 @@ class NewRequestData:
     sampling_params: SamplingParams | None = None
     pooling_params: PoolingParams | None = None
     sample_index: int = 0
-    stop_ids: list[int] = field(default_factory=list)
-    bad_words_token_ids: list[list[int]] = field(default_factory=list)
+    stop_ids: list[int] = []
+    bad_words_token_ids: list[list[int]] = []
     thinking: Thinking | None = None
     lora_name: str | None = None
-    extras: dict[str, Any] = field(default_factory=dict)
+    extras: dict[str, Any] = {}
 
 
-@dataclass(slots=True, kw_only=True)
-class CachedRequestData:
-    """Diffs of requests the worker knows; the columns run in parallel.
+class CachedRequestData(msgspec.Struct, kw_only=True):
+    """Diffs of requests the worker knows.
 
     Attributes:
-        new_block_ids: per request, per KV group, ids appended to its table; None for none.
-        num_computed_tokens: as of the start of this step.
+        num_computed_tokens: of each of `request_ids`, as of the start of this step.
+        new_block_ids: request id → ids appended to its tables, where there are any.
     """
 
-    request_ids: list[str] = field(default_factory=list)
-    new_block_ids: list[BlockIds | None] = field(default_factory=list)
-    num_computed_tokens: list[int] = field(default_factory=list)
+    request_ids: list[str] = []
+    num_computed_tokens: list[int] = []
+    new_block_ids: dict[str, BlockIds] = {}
 
 
-@dataclass(slots=True, kw_only=True)
-class SchedulerOutput:
+class SchedulerOutput(msgspec.Struct, kw_only=True):
     """One step.
 
     Attributes:
@@ -86,23 +83,22 @@ class SchedulerOutput:
     """
 
     step_id: int
-    new_requests: list[NewRequestData] = field(default_factory=list)
-    cached_requests: CachedRequestData = field(default_factory=CachedRequestData)
-    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
+    new_requests: list[NewRequestData] = []
+    cached_requests: CachedRequestData = msgspec.field(default_factory=CachedRequestData)
+    num_scheduled_tokens: dict[str, int] = {}
     total_num_scheduled_tokens: int = 0
-    scheduled_drafts: dict[str, list[int]] = field(default_factory=dict)
-    scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
-    samples: list[str] = field(default_factory=list)
-    finished_request_ids: list[str] = field(default_factory=list)
-    preempted_request_ids: list[str] = field(default_factory=list)
-    block_copies: list[BlockCopy] = field(default_factory=list)
-    blocks_to_clear: list[int] = field(default_factory=list)
-    grammar_request_ids: list[str] = field(default_factory=list)
-    extras: dict[str, Any] = field(default_factory=dict)
+    scheduled_drafts: dict[str, list[int]] = {}
+    scheduled_encoder_inputs: dict[str, list[int]] = {}
+    samples: list[str] = []
+    finished_request_ids: list[str] = []
+    preempted_request_ids: list[str] = []
+    block_copies: list[BlockCopy] = []
+    blocks_to_clear: list[int] = []
+    grammar_request_ids: list[str] = []
+    extras: dict[str, Any] = {}
 
 
-@dataclass(slots=True, kw_only=True)
-class GrammarOutput:
+class GrammarOutput(msgspec.Struct, kw_only=True):
     """Token masks for sampling.
 
     Attributes:
@@ -115,8 +111,7 @@ class GrammarOutput:
     bitmask: np.ndarray
 
 
-@dataclass(slots=True, kw_only=True)
-class RunnerOutput:
+class RunnerOutput(msgspec.Struct, kw_only=True):
     """What a step brought; the lists run in parallel, one entry per scheduled request.
 
     Attributes:
@@ -133,12 +128,12 @@ class RunnerOutput:
     """
 
     step_id: int
-    request_ids: list[str] = field(default_factory=list)
-    sampled_token_ids: list[list[int]] = field(default_factory=list)
-    logprobs: dict[str, LogprobRows] = field(default_factory=dict)
-    prompt_logprobs: dict[str, LogprobRows] = field(default_factory=dict)
-    pooler_outputs: dict[str, np.ndarray] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
-    error_params: dict[str, str] = field(default_factory=dict)
+    request_ids: list[str] = []
+    sampled_token_ids: list[list[int]] = []
+    logprobs: dict[str, LogprobRows] = {}
+    prompt_logprobs: dict[str, LogprobRows] = {}
+    pooler_outputs: dict[str, np.ndarray] = {}
+    errors: dict[str, str] = {}
+    error_params: dict[str, str] = {}
     forward_seconds: float = 0.0
-    extras: dict[str, Any] = field(default_factory=dict)
+    extras: dict[str, Any] = {}

@@ -13,29 +13,17 @@ class TokenBudget:
     Args:
         num_tokens: what all requests together may be scheduled for.
         long_prefill_token_threshold: most tokens of one request, drafts apart; 0 is no limit.
-        num_draft_rows: logits rows that requests leave over for drafts; None is no limit.
 
     Attributes:
         remaining: not given out yet.
-        remaining_draft_rows: of `num_draft_rows`.
         withheld: not to be given out in this step (`withhold_all_but`).
     """
 
-    __slots__ = (
-        *("_num_logprobs", "_num_tokens", "_threshold"),
-        *("remaining", "remaining_draft_rows", "withheld"),
-    )
+    __slots__ = ("_num_logprobs", "_num_tokens", "_threshold", "remaining", "withheld")
 
-    def __init__(
-        self,
-        num_tokens: int,
-        long_prefill_token_threshold: int,
-        *,
-        num_draft_rows: int | None = None,
-    ) -> None:
+    def __init__(self, num_tokens: int, long_prefill_token_threshold: int) -> None:
         self._num_tokens = self.remaining = num_tokens
         self.withheld = 0
-        self.remaining_draft_rows = num_tokens if num_draft_rows is None else num_draft_rows
         self._threshold = long_prefill_token_threshold or num_tokens
         self._num_logprobs = MAX_PROMPT_LOGPROBS
 
@@ -72,4 +60,4 @@ class TokenBudget:
 
     def num_drafts(self, num_tokens: int, num_behind: int) -> int:
         """How many drafts fit beside the `num_tokens` tokens of the same request."""
-        return max(0, min(self.remaining - num_tokens - num_behind, self.remaining_draft_rows))
+        return max(0, self.remaining - num_tokens - num_behind)

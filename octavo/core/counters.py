@@ -29,10 +29,6 @@ class Counters:
         self._stats.num_steps += 1
         self._stats.step_tokens = num_tokens
 
-    def count_forward(self, seconds: float) -> None:
-        """A step's forward took so long."""
-        self._stats.forward_seconds += seconds
-
     def count_prefix(self, request: Request, prefix: Prefix) -> None:
         """Once per prompt, however long it waited and however often it comes back."""
         request.num_cached_tokens = prefix.num_tokens
@@ -45,14 +41,17 @@ class Counters:
         """A request lost its blocks."""
         self._stats.num_preemptions += 1
 
-    def count_output(self, request: Request, output: EngineOutput) -> None:
-        """A request's user hears of it. The first time, of how much of the prompt was cached."""
-        if not request.has_output:
-            request.has_output = True
-            output.num_cached_tokens = request.num_cached_tokens
-            if request.engine_request.fork_of is None:
-                self._stats.prompt_tokens += request.num_prompt_tokens
-        self._stats.generation_tokens += len(output.new_token_ids)
+    def count_first_output(self, request: Request, output: EngineOutput) -> None:
+        """A request's user hears of it for the first time: of how much of the prompt was cached."""
+        request.has_output = True
+        output.num_cached_tokens = request.num_cached_tokens
+        if request.engine_request.fork_of is None:
+            self._stats.prompt_tokens += request.num_prompt_tokens
+
+    def count_results(self, num_new_tokens: int, forward_seconds: float) -> None:
+        """A step's results are in: so many tokens, of a forward that took so long."""
+        self._stats.generation_tokens += num_new_tokens
+        self._stats.forward_seconds += forward_seconds
 
     def snapshot(self, **now: Any) -> SchedulerStats:
         """A copy, with those fields that are no totals."""

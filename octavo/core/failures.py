@@ -8,11 +8,22 @@ of these was told to anybody yet, because steps are settled in order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from octavo.contracts.step import RunnerOutput, SchedulerOutput
 from octavo.core.block_pool import BlockPool
 from octavo.core.request import Request
 from octavo.core.step_plan import StepRecord
+
+
+def errors_of(
+    step: SchedulerOutput, output: RunnerOutput, sampled: Mapping[str, Sequence[int]]
+) -> Mapping[str, str]:
+    """Request id → why it failed in a step: what the worker says, or that it sampled nothing."""
+    if all(map(sampled.get, step.samples)):
+        return output.errors
+    errors = {r: "no token was sampled" for r in step.samples if not sampled.get(r)}
+    return errors | output.errors
 
 
 def mark_failed(

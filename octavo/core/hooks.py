@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from operator import attrgetter
 
 from octavo.contracts.features import Admission, SchedulerHook
 from octavo.contracts.step import RunnerOutput, SchedulerOutput
 from octavo.core.request import Request
+
+_clamps_of = attrgetter("clamps")
 
 
 class HookChain:
@@ -25,7 +28,7 @@ class HookChain:
     @property
     def clamps(self) -> bool:
         """Whether `clamp` can change anything now."""
-        return any(hook.clamps for hook in self._clamping)
+        return any(map(_clamps_of, self._clamping))
 
     @property
     def adds_hash_keys(self) -> bool:

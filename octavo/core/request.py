@@ -255,7 +255,7 @@ class Request:
         if not self.spec_token_ids or self.num_output_placeholders:
             return []
         # One more token than drafts is sampled.
-        return self.spec_token_ids[: max(0, self.max_num_tokens - len(self.token_ids) - 1)]
+        return self.spec_token_ids[: self.max_num_tokens - len(self.token_ids) - 1]
 
     def forget_progress(self) -> None:
         """Back to the start, known tokens apart. The blocks must have been freed."""
@@ -267,12 +267,14 @@ class Request:
         self.spec_token_ids = []
         self.is_sharing = False
 
-    def ending_with(self, token_id: int) -> Ending | None:
-        """Whether a token, just appended, ends the request: (why, the stop token id).
+    def append_output(self, token_id: int) -> Ending | None:
+        """One more token; whether it ends the request: (why, the stop token id).
 
         In this order: an end-of-sequence id, a stop id, the length, a repetition. Before
         `min_tokens` the worker masks the former two.
         """
+        self.token_ids.append(token_id)
+        self.output_token_ids.append(token_id)
         is_stuck = self.repetition is not None and self.repetition.push((token_id,)) is not None
         if token_id in self.all_stop_token_ids:
             is_eos = token_id in self.eos_token_ids

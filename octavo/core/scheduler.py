@@ -31,7 +31,7 @@ from octavo.contracts.step import BlockIds, RunnerOutput, SchedulerOutput
 from octavo.core.block_hash import BlockHasher
 from octavo.core.budget import TokenBudget
 from octavo.core.counters import Counters
-from octavo.core.failures import drop_hashes, mark_failed, sharers_since
+from octavo.core.failures import drop_hashes, errors_of, mark_failed, sharers_since
 from octavo.core.forks import Forks
 from octavo.core.hooks import HookChain
 from octavo.core.integrity import check_scheduler
@@ -186,12 +186,9 @@ class Scheduler:
         """
         for request in self._hooks.take_freed():
             self._kv.free(request)
-        config = self._config
         budget = TokenBudget(
-            config.token_budget(len(self._running.requests)),
-            config.long_prefill_token_threshold,
-            # A step has a logits row for every place of the batch.
-            num_draft_rows=max(0, config.max_num_seqs - len(self._requests)),
+            self._config.token_budget(len(self._running.requests)),
+            self._config.long_prefill_token_threshold,
         )
         plan = StepPlan(self._num_steps, budget)
         self._num_steps += 1
@@ -255,7 +252,7 @@ class Scheduler:
                     if block_ids is None:
                         break
                 if block_ids[0]:
-                    plan.new_block_ids[request.request_id] = block_ids
+                    plan.step.cached_requests.new_block_ids[request.request_id] = block_ids
             plan.add(request, num_tokens, drafts)
         plan.close_running()
 
@@ -370,16 +367,12 @@ class Scheduler:
         if not self._in_flight or self._in_flight[0].step_id != step.step_id:
             raise ValueError(f"step {step.step_id} is not the oldest in flight")
         record = self._in_flight.popleft()
-        self._counters.count_forward(output.forward_seconds)
         sampled = dict(zip(output.request_ids, output.sampled_token_ids))
-        errors = output.errors
-        if not all(map(sampled.get, step.samples)):
-            errors = {r: "no token was sampled" for r in step.samples if not sampled.get(r)}
-            errors.update(output.errors)
-        if errors:
+        if errors := errors_of(step, output, sampled):
             outputs += self._fail_in(record, errors, output.error_params)
         has_more = output.logprobs or output.prompt_logprobs or output.pooler_outputs
         rest = output if has_more else None
+        num_new_tokens = 0
         for scheduled in record.scheduled:
             request = scheduled[0]
             if scheduled[1] != request.epoch:
@@ -387,10 +380,13 @@ class Scheduler:
             request.num_in_flight_tokens -= scheduled[3]
             new = settle(scheduled, sampled.get(request.request_id, ()), rest)
             if new is not None:
-                self._counters.count_output(request, new)
+                num_new_tokens += len(new.new_token_ids)
+                if not request.has_output:
+                    self._counters.count_first_output(request, new)
                 if new.finish_reason is not None:
                     self._end(request)
                 outputs.append(new)
+        self._counters.count_results(num_new_tokens, output.forward_seconds)
         self._observer.settled(record, self.stats)
         return outputs + self._progress.news(self._waiting.requests)
 

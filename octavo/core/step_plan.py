@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from itertools import compress
+
+import msgspec
 
 from octavo.contracts.step import BlockIds, NewRequestData, SchedulerOutput
 from octavo.core.block_pool import Block
@@ -24,8 +26,7 @@ A plain tuple, because one is made per request and step: a NamedTuple takes four
 """
 
 
-@dataclass(slots=True)
-class StepRecord:
+class StepRecord(msgspec.Struct):
     """A step in flight.
 
     Attributes:
@@ -35,8 +36,8 @@ class StepRecord:
     """
 
     step_id: int
-    scheduled: list[Scheduled] = field(default_factory=list)
-    hashed: list[Block] = field(default_factory=list)
+    scheduled: list[Scheduled] = []
+    hashed: list[Block] = []
     planned_at: float = 0.0
 
 
@@ -45,16 +46,12 @@ class StepPlan:
 
     For each service class, first the running requests (`add`), then `close_running`, then the
     admitted ones (`add_new`).
-
-    Attributes:
-        new_block_ids: request id → ids appended to a running request's tables.
     """
 
     def __init__(self, step_id: int, budget: TokenBudget) -> None:
         self.step = SchedulerOutput(step_id=step_id)
         self.record = StepRecord(step_id)
         self.budget = budget
-        self.new_block_ids: dict[str, BlockIds] = {}
         self._num_written = 0  # of record.scheduled
 
     def add(self, request: Request, num_tokens: int, drafts: Sequence[int] = NO_DRAFTS) -> bool:
@@ -74,7 +71,6 @@ class StepPlan:
             num_drafts = len(drafts)
             num_tokens += num_drafts
             request.num_drafts_in_flight = num_drafts
-            self.budget.remaining_draft_rows -= num_drafts
             self.step.scheduled_drafts[request.request_id] = list(drafts)
         self.record.scheduled.append(
             (request, request.epoch, start, num_tokens, num_drafts, samples)
@@ -90,14 +86,15 @@ class StepPlan:
     def close_running(self) -> None:
         """Write the columns of the running requests that were added since the last time."""
         step, scheduled = self.step, self.record.scheduled[self._num_written :]
+        if not scheduled:
+            return
         self._num_written += len(scheduled)
-        ids = [s[0].request_id for s in scheduled]
-        cached = step.cached_requests
-        cached.request_ids += ids
-        cached.new_block_ids += map(self.new_block_ids.get, ids)
-        cached.num_computed_tokens += [s[2] for s in scheduled]
-        step.num_scheduled_tokens.update(zip(ids, [s[3] for s in scheduled]))
-        step.samples += [s[0].request_id for s in scheduled if s[5]]
+        requests, _, starts, counts, _, samples = zip(*scheduled)
+        ids = [request.request_id for request in requests]
+        step.cached_requests.request_ids += ids
+        step.cached_requests.num_computed_tokens += starts
+        step.num_scheduled_tokens.update(zip(ids, counts))
+        step.samples += compress(ids, samples)
 
     def computed_before(self, request: Request) -> int:
         """Tokens of the request that earlier steps compute."""

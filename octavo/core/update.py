@@ -79,10 +79,8 @@ def take_sampled(
         request.spec_token_ids = []  # they followed the tokens known until now
     kept: list[int] = []
     for token_id in sampled:
-        request.token_ids.append(token_id)
-        request.output_token_ids.append(token_id)
         kept.append(token_id)
-        ending = request.ending_with(token_id)
+        ending = request.append_output(token_id)
         if ending is not None:
             return kept, ending
     return kept, None

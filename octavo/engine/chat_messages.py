@@ -13,14 +13,16 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 MAX_MESSAGES = 1 << 16
 MAX_CHARS = 1 << 24
 MAX_DEPTH = 64
+_NEED_CONTENT = ("system", "developer", "user")
 
 
 def normal_messages(messages: Any) -> list[dict[str, Any]]:
     """Copies of the messages in one form.
 
-    `content` is always a string: null is "", parts are joined with a line feed (as vLLM does for
-    templates that take strings). Other fields that are null are left out. `arguments` of tool calls
-    are parsed where they are JSON text.
+    `content` is always a string: parts are joined with a line feed (as vLLM does for templates that
+    take strings), and null is "", in the assistant's messages and results of tools, which may say
+    nothing. Other fields that are null are left out. `arguments` of tool calls are parsed where
+    they are JSON text.
 
     Raises:
         RequestError: what is wrong, and in which message.
@@ -87,7 +89,10 @@ def _normal_message(where: str, message: Any) -> dict[str, Any]:
     if role not in ROLES:
         raise _error(f"{where}: role={shown(role)} must be one of {', '.join(ROLES)}")
     normal = {key: value for key, value in message.items() if value is not None}
-    normal["content"] = _text(f"{where}: content", message.get("content"))
+    content = message.get("content")
+    if content is None and role in _NEED_CONTENT:
+        raise _error(f"{where}: a message of the role {role} must have content: text, or parts")
+    normal["content"] = _text(f"{where}: content", content)
     if "tool_calls" in normal:
         normal["tool_calls"] = _tool_calls(f"{where}: tool_calls", normal["tool_calls"])
         if not normal["tool_calls"]:

@@ -13,15 +13,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from octavo import env
 from octavo.contracts.engine_view import EngineView
 from octavo.contracts.features import SchedulerHook
 from octavo.contracts.messages import (
+    BlockTimes,
     EngineOutput,
-    EngineOutputs,
     EngineRequest,
     FinishReason,
     SchedulerStats,
@@ -48,8 +49,7 @@ _IDLE_WAIT_SECONDS = 0.001
 """How long a step waits that finds requests but none that may run (a hook holds them back)."""
 
 
-@dataclass(slots=True)
-class _InFlight:
+class _InFlight(msgspec.Struct):
     """A step whose forward was submitted, and its sampling too once it has a `result`."""
 
     step: SchedulerOutput
@@ -173,6 +173,10 @@ class EngineCore:
         """The scheduler's counters now."""
         return self.scheduler.stats()
 
+    def take_block_times(self) -> BlockTimes | None:
+        """What was seen of some blocks since the last call."""
+        return self.scheduler.take_block_times()
+
     def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
         """What is going on (`Scheduler.observe`)."""
         self._ensure_alive()
@@ -183,11 +187,11 @@ class EngineCore:
         self._ensure_alive()
         return self.scheduler.reset_prefix_cache()
 
-    def step(self) -> EngineOutputs:
+    def step(self) -> list[EngineOutput]:
         """Submit steps until `pipeline_depth` are in flight, then take the result of the oldest.
 
         Returns:
-            The outputs of one step, none when there was nothing to do, and the counters.
+            The outputs of one step; none when there was nothing to do.
 
         Raises:
             EngineDeadError: the engine cannot go on.
@@ -213,7 +217,7 @@ class EngineCore:
 
     # ---------------------------------------------------------------- one step
 
-    def _step(self) -> EngineOutputs:
+    def _step(self) -> list[EngineOutput]:
         late = self._deadlines.take_late(time.monotonic())
         outputs, self._ended = self._ended, []
         if late:
@@ -225,7 +229,8 @@ class EngineCore:
                     step, RunnerOutput(step_id=step.step_id)
                 )
                 break
-            self._note_scheduled(step)
+            if step.new_requests:
+                self._note_scheduled(step)
             self._in_flight.append(self._execute(step))
             outputs += self._sample_newest()
         if self._in_flight:
@@ -233,20 +238,18 @@ class EngineCore:
             result = self._result_of(oldest)  # Ctrl-C in here loses nothing
             self._in_flight.popleft()
             outputs += self.scheduler.update_from_output(oldest.step, result)
-            outputs += self._sample_newest()
-            self._offer_forced_tokens(oldest.step)
+            if self._in_flight:
+                outputs += self._sample_newest()
             if self._structured is not None:
+                if oldest.step.grammar_request_ids:
+                    self._offer_forced_tokens(self._structured, oldest.step)
                 self._structured.give_way()
         elif not outputs and self.scheduler.has_unfinished_requests():
             time.sleep(_IDLE_WAIT_SECONDS)
         if self._check_integrity:
             self.scheduler.check_integrity()
         self._note_outputs(outputs)
-        return EngineOutputs(
-            outputs=outputs,
-            stats=self.scheduler.stats(),
-            block_times=self.scheduler.take_block_times(),
-        )
+        return outputs
 
     def _may_submit(self) -> bool:
         """Whether the executor takes another step now: it samples the last one first."""
@@ -264,9 +267,9 @@ class EngineCore:
     def _sample_newest(self) -> list[EngineOutput]:
         """Submit the sampling of the newest step, if that is still to be done and the tokens that
         its masks follow are known. Returns the ends of requests whose grammar gave up."""
-        if not self._in_flight or self._in_flight[-1].result is not None:
-            return []
         newest = self._in_flight[-1]
+        if newest.result is not None:
+            return []
         constrained = newest.step.grammar_request_ids
         outputs: list[EngineOutput] = []
         grammar = None
@@ -285,12 +288,10 @@ class EngineCore:
             newest.result = Done(error)
         return outputs
 
-    def _offer_forced_tokens(self, step: SchedulerOutput) -> None:
+    def _offer_forced_tokens(self, structured: StructuredOutputs, step: SchedulerOutput) -> None:
         """What grammars leave no choice about after a step goes into the next one, as drafts."""
-        if step.grammar_request_ids and self._structured is not None:
-            self.scheduler.update_draft_token_ids(
-                self._structured.forced_token_ids(step.grammar_request_ids)
-            )
+        drafts = structured.forced_token_ids(step.grammar_request_ids)
+        self.scheduler.update_draft_token_ids(drafts)
 
     def _result_of(self, in_flight: _InFlight) -> RunnerOutput:
         """The step's result; where it failed, one that fails every request in it."""
@@ -320,6 +321,7 @@ class EngineCore:
                 self._queue_times[new.request_id] = max(0.0, time.monotonic() - arrival)
 
     def _note_outputs(self, outputs: list[EngineOutput]) -> None:
+        has_deadlines = bool(self._deadlines)
         for output in outputs:
             if output.progress is not None:
                 continue
@@ -327,7 +329,7 @@ class EngineCore:
             if output.finish_reason is not None:
                 self._arrivals.pop(output.request_id, None)
                 self._deadlines.remove(output.request_id)
-            elif output.new_token_ids:
+            elif has_deadlines and output.new_token_ids:
                 self._deadlines.has_begun(output.request_id)
 
     def _ensure_alive(self) -> None:

@@ -19,7 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.contracts.messages import EngineOutputs, EngineRequest, SchedulerStats
+from octavo.contracts.messages import (
+    EngineOutput,
+    EngineOutputs,
+    EngineRequest,
+    SchedulerStats,
+)
 from octavo.contracts.pause_mode import PauseMode
 
 if TYPE_CHECKING:
@@ -43,8 +48,9 @@ class CoreClient(ABC):
         """End requests; nothing more comes of them. Unknown ids are passed over."""
 
     @abstractmethod
-    def get_outputs(self) -> EngineOutputs:
-        """The next outputs; none when there is nothing to do. Raises EngineDeadError."""
+    def step(self) -> list[EngineOutput]:
+        """Run a step: what it brought; nothing where there was nothing to do. Raises
+        EngineDeadError."""
 
     @abstractmethod
     def stats(self) -> SchedulerStats:
@@ -60,7 +66,7 @@ class CoreClient(ABC):
 
 
 class InprocClient(CoreClient):
-    """The core in this process: `get_outputs` runs a step."""
+    """The core in this process."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
@@ -72,7 +78,7 @@ class InprocClient(CoreClient):
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         self.core.abort_requests(request_ids)
 
-    def get_outputs(self) -> EngineOutputs:
+    def step(self) -> list[EngineOutput]:
         return self.core.step()
 
     def stats(self) -> SchedulerStats:

@@ -138,10 +138,13 @@ class CoreProcess:
                 if not core.has_work() and not self._sockets.poll_all(_POLL_SECONDS):
                     continue
                 self._take_messages(core)
-                if core.has_work():
-                    self._sockets.send_outputs(core.step())
-                else:  # a message may have changed the counters without a step
-                    self._sockets.send_outputs(EngineOutputs(stats=core.stats()))
+                # A message may have changed the counters without a step.
+                outputs = core.step() if core.has_work() else []
+                self._sockets.send_outputs(
+                    EngineOutputs(
+                        outputs=outputs, stats=core.stats(), block_times=core.take_block_times()
+                    )
+                )
         except EngineDeadError as error:
             self._sockets.broadcast(wire.Dead(message=str(error)))
             return 1

@@ -27,6 +27,10 @@ class Deadlines:
         self._deadlines: dict[str, _Deadline] = {}
         self._next = math.inf  # no request is late before this
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._deadlines)
+
     def add(self, request_id: str, params: SamplingParams, arrival: float) -> None:
         """A request arrived."""
         if params.max_time_ms is None and params.ttft_deadline_ms is None:
@@ -39,7 +43,7 @@ class Deadlines:
 
     def has_begun(self, request_id: str) -> None:
         """It has its first token."""
-        if self._deadlines and (deadline := self._deadlines.get(request_id)) is not None:
+        if (deadline := self._deadlines.get(request_id)) is not None:
             deadline.first_token = math.inf
 
     def remove(self, request_id: str) -> None:
@@ -52,7 +56,7 @@ class Deadlines:
 
     def take_late(self, now: float) -> list[str]:
         """The requests whose time is over, each once."""
-        if not self.may_be_late(now):
+        if now < self._next:
             return []
         late = [r for r, deadline in self._deadlines.items() if deadline.next <= now]
         for request_id in late:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from octavo.contracts.answer_events import Content, Event
 from octavo.contracts.sampling_params import SamplingParams
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What some new tokens brought.
 
     Attributes:

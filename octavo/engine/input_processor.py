@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
 
+from octavo.config.generation import default_sampling
 from octavo.config.sections import ModelConfig
 from octavo.contracts.messages import EngineRequest, ServiceClass, Thinking, engine_request_ids
 from octavo.contracts.pooling_params import PoolingParams
@@ -123,26 +124,21 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
         self._hidden_size = hidden_size
-        self._generation_config = generation_config if config.generation_config == "auto" else {}
+        self._default_sampling = default_sampling(config, generation_config)
         self._eos_token_ids = end_token_ids(tokenizer, generation_config, vocab_size)
         self._seed = config.seed
         self._seed_numbers = itertools.count(1)  # atomic: several threads may process
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
-        """What a request without parameters gets: the model's generation config over our defaults,
-        and `changes` over both.
+        """What a request without parameters gets: the model's generation config, and what overrides
+        it, over our defaults, and `changes` over all.
 
         Raises:
             RequestError: a change is wrong, or the model asks for something that Octavo does not
                 support.
         """
-        values = {
-            ours: value
-            for theirs, ours in _GENERATION_CONFIG_FIELDS.items()
-            if (value := self._generation_config.get(theirs)) is not None
-        }
         try:
-            return SamplingParams(**{**values, **changes})
+            return SamplingParams(**{**self._default_sampling, **changes})
         except RequestError as error:
             if error.param in changes:
                 raise
@@ -421,16 +417,6 @@ class InputProcessor:
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
         return (z ^ (z >> 31)) >> 1
-
-
-_GENERATION_CONFIG_FIELDS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
 
 
 def vocabulary_of(

@@ -138,7 +138,7 @@ class LLMEngine:
             EngineDeadError: the engine cannot go on; every later call raises it too.
         """
         outputs, self._pending = self._pending, []
-        processed = self._output_processor.process_outputs(self.client.get_outputs().outputs)
+        processed = self._output_processor.process_outputs(self.client.step())
         if processed.to_abort:
             self.client.abort_requests(list(processed.to_abort))
         return outputs + processed.request_outputs

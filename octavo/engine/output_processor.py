@@ -7,8 +7,9 @@ is told to abort the rest of it, and tokens that were already on their way are d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from octavo.contracts.answer_events import Event, joined
 from octavo.contracts.logprobs import FlatLogprobs
@@ -40,8 +41,7 @@ ParserOf = Callable[[], OutputParser]
 """Makes the parser of one completion."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessedOutputs:
+class ProcessedOutputs(msgspec.Struct, frozen=True):
     """What one step means to the users, and what the core must hear.
 
     Attributes:
@@ -50,8 +50,8 @@ class ProcessedOutputs:
             the reason: a stop string, a failure, an abort.
     """
 
-    request_outputs: list[RequestOutput] = field(default_factory=list)
-    to_abort: dict[str, FinishReason] = field(default_factory=dict)
+    request_outputs: list[RequestOutput] = []
+    to_abort: dict[str, FinishReason] = {}
 
 
 class OutputProcessor:
@@ -109,7 +109,8 @@ class OutputProcessor:
                     result.to_abort[output.request_id] = completion.finish_reason
                 del self._completions[output.request_id]
                 completion.request.num_unfinished -= 1
-            touched[completion.request.request_id] = completion.request
+            if not completion.request.is_silent:
+                touched[completion.request.request_id] = completion.request
         for request_id, request in touched.items():
             made = request.make_output()
             if made is not None:
@@ -196,6 +197,11 @@ class _Request:
         return self.num_unfinished == 0
 
     @property
+    def is_silent(self) -> bool:
+        """Whether there is nothing to tell before its end, which has not come."""
+        return self.kind is RequestOutputKind.FINAL_ONLY and self.num_unfinished > 0
+
+    @property
     def is_prompt_reported(self) -> bool:
         """Whether the prompt's log probabilities, if asked for, are all there."""
         return self.prompt_logprobs is None or (
@@ -203,14 +209,12 @@ class _Request:
         )
 
     def make_output(self) -> RequestOutput | None:
-        """What the user is due now, by `output_kind`: DELTA has only completions with news, the
-        others have all; FINAL_ONLY is silent until all have ended. Nothing is told before the
-        prompt's log probabilities are complete, nor between the first output of a completion and
-        its last with fewer than `stream_interval` tokens. News of progress come by themselves."""
+        """What the user of a request that is not silent is due now, by `output_kind`: DELTA has
+        only completions with news, the others have all. Nothing is told before the prompt's log
+        probabilities are complete, nor between the first output of a completion and its last with
+        fewer than `stream_interval` tokens. News of progress come by themselves."""
         progress, self.progress = self.progress, None
         finished = self.finished
-        if not finished and self.kind is RequestOutputKind.FINAL_ONLY:
-            return None
         complete = self.is_prompt_reported
         is_due = any(c.is_due(self._interval) for c in self.completions)
         if not is_due or not (finished or complete):
@@ -307,13 +311,15 @@ class _Completion:
         piece = self._detokenizer.push(
             output.new_token_ids, stop_token=ended is FinishReason.STOP, finished=ended is not None
         )
-        self._show(piece)
-        self._token_ids += output.new_token_ids[: piece.num_tokens]
+        if piece.text or piece.events:
+            self._show(piece)
         if self._cumulative_logprob is not None and output.logprobs is not None:
             self._take_logprobs(output.logprobs, piece.num_tokens)
         if piece.stop is not None:
+            self._token_ids += output.new_token_ids[: piece.num_tokens]
             self.finish_reason, self._stop_reason = FinishReason.STOP, piece.stop
         else:
+            self._token_ids += output.new_token_ids
             self.finish_reason, self._stop_reason = ended, output.stop_reason
             self._error, self._error_param = output.error, output.error_param
 

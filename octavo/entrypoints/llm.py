@@ -407,7 +407,8 @@ class LLM:
                     self.llm_engine.submit(request)
             while unfinished:
                 outputs = self._receive(inbox)
-                unfinished.difference_update(o.request_id for o in outputs if o.finished)
+                if outputs:
+                    unfinished.difference_update(o.request_id for o in outputs if o.finished)
                 yield outputs
         finally:
             with self._lock:

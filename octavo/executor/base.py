@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from octavo.contracts.step import GrammarOutput, RunnerOutput, SchedulerOutput
 from octavo.worker.info import ExecutorInfo
@@ -19,8 +20,7 @@ class StepResult(Protocol):
         """Wait for it. Raises what the step raised."""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """A step that has run already: a `Future` would make locks that nobody waits at."""
 
     output: RunnerOutput | Exception

@@ -15,8 +15,8 @@ _CHUNK_ELEMENTS = 2 << 20
 """Elements of a checkpoint tensor converted at once: what loading needs beside the result."""
 
 _BATCH_BYTES = 16 << 20
-"""Of rows that are packed together. They may be of a mapped file, whose pages are in memory then. Two
-batches are there at most: one is packed, one is collected."""
+"""Of rows that are packed together, and are in memory then, as pages of a mapped file. Two batches
+are there at most: one is packed, one is collected."""
 
 
 class Packer:

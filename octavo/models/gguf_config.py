@@ -68,14 +68,27 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def gguf_generation_config(file: GGUFFile) -> dict[str, Any]:
-    """generation_config.json: the ids that begin and end a text."""
+    """generation_config.json: the ids that begin and end a text, and default sampling."""
     metadata = ConfigReader(file.metadata, str(file.path))
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     ends = [metadata.int(f"tokenizer.ggml.{key}", None) for key in keys]
     ends = list(dict.fromkeys(i for i in ends if i is not None))
     begin = metadata.int("tokenizer.ggml.bos_token_id", None)
-    config = {"bos_token_id": begin, "eos_token_id": ends or None}
+    config = {"bos_token_id": begin, "eos_token_id": ends or None, **_sampling(metadata)}
     return {key: value for key, value in config.items() if value is not None}
+
+
+def _sampling(metadata: ConfigReader) -> dict[str, Any]:
+    """What the file's author recommends."""
+    floats = {"temperature": "temp", "top_p": "top_p", "min_p": "min_p"}
+    floats["repetition_penalty"] = "penalty_repeat"
+    keys = {field: f"general.sampling.{name}" for field, name in floats.items()}
+    values: dict[str, Any] = {
+        field: read_float32(metadata, key) for field, key in keys.items() if key in metadata
+    }
+    if (key := "general.sampling.top_k") in metadata:
+        values["top_k"] = max(0, int(metadata.float(key)))  # llama.cpp: 0 and less turn it off
+    return values
 
 
 def _head_dims(metadata: ConfigReader, prefix: str) -> dict[str, Any]:

@@ -146,6 +146,11 @@ class PromptLogprobs(RunnerFeature):
         self._ks.drop(row)
         self._listed.drop(row)
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether any row has asked."""
+        return bool(self._ks)
+
     def find(self, rows: np.ndarray) -> np.ndarray | None:
         """Indices into `rows` [B] of the requests that ask; None where none does."""
         return self._ks.find(rows)

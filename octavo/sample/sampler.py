@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from octavo.config.sections import LogprobsMode
@@ -40,8 +41,7 @@ NOTHING_LEFT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledRows:
+class SampledRows(msgspec.Struct, frozen=True, kw_only=True):
     """What the logits rows of a step gave.
 
     Attributes:
@@ -51,8 +51,8 @@ class SampledRows:
     """
 
     token_ids: list[int]
-    failed: dict[int, str] = field(default_factory=dict)
-    logprobs: dict[int, LogprobRows] = field(default_factory=dict)
+    failed: dict[int, str] = {}
+    logprobs: dict[int, LogprobRows] = {}
 
 
 def merged_rows(parts: Sequence[SampledRows]) -> SampledRows:
@@ -153,9 +153,11 @@ class Sampler(RunnerFeature):
         Args:
             array: the back end's [R, 2] float32, token id and logit (`Ops.argmax`).
         """
-        best = self._backend.to_numpy(array).tolist()
-        failed = {row: _NOT_FINITE for row, (_, x) in enumerate(best) if not math.isfinite(x)}
-        return SampledRows(token_ids=[int(token_id) for token_id, _ in best], failed=failed)
+        token_ids, logits = zip(*self._backend.to_numpy(array).tolist())
+        failed: dict[int, str] = {}
+        if not all(map(math.isfinite, logits)):
+            failed = {row: _NOT_FINITE for row, x in enumerate(logits) if not math.isfinite(x)}
+        return SampledRows(token_ids=list(map(int, token_ids)), failed=failed)
 
     def sample(self, logits: Any, batch: SampleBatch) -> SampledRows:
         """One token per logits row.

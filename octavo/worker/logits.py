@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+import msgspec
 
 from octavo.kernels.ops import Backend, Graph, StepInputs
 from octavo.sample.logprobs import HEAD_LIMITS
@@ -16,8 +17,7 @@ LOGITS_ROWS = 64
 of `HEAD_LIMITS`, so that memory does not grow with max_num_seqs × vocabulary."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardResult:
+class ForwardResult(msgspec.Struct, frozen=True, kw_only=True):
     """Attributes:
     taps: of the forward.
     tap: the one that sampling reads: "logits", or "argmax" where the best of each row is enough.
@@ -64,12 +64,16 @@ class StepForward:
         taps = self._graph.replay(inputs)
         return ForwardResult(taps=taps, tap=tap, seconds=time.perf_counter() - start)
 
-    def parts(self, batch: StepBatch, result: ForwardResult) -> Iterator[tuple[slice, Any]]:
+    def parts(self, batch: StepBatch, result: ForwardResult) -> Iterable[tuple[slice, Any]]:
         """The logits rows of a step that has some, in parts, each valid until the next: which they
         are, and the array of the tap that sampling reads."""
         if result.tap in result.taps:
-            yield slice(0, len(batch.inputs.logit_rows)), result.taps[result.tap]
-            return
+            return [(slice(0, len(batch.inputs.logit_rows)), result.taps[result.tap])]
+        return self._parts_of_head(batch, result)
+
+    def _parts_of_head(
+        self, batch: StepBatch, result: ForwardResult
+    ) -> Iterator[tuple[slice, Any]]:
         hidden_states = result.taps["hidden_states"]
         most = HEAD_LIMITS.max_logit_rows
         for start in range(0, len(batch.inputs.logit_rows), most):

@@ -11,9 +11,10 @@ alone: it leaves the batch, and its id is remembered until the scheduler drops i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from octavo.config.sections import LogprobsMode
@@ -42,8 +43,7 @@ from octavo.worker.step_batch import StepBatch, StepBatchBuilder, masked_rows
 logger = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pending:
+class _Pending(msgspec.Struct, frozen=True, kw_only=True):
     """A step between its forward and its sampling: `ran` is None where nothing was to run."""
 
     step: SchedulerOutput
@@ -99,6 +99,7 @@ class ModelRunner:
             self._prompt_logprobs,
             *self._pooling_states,
         )
+        self._may_ask_hidden_states = False  # whether any request in the batch may, in some step
         self._failed: dict[str, tuple[str, str | None]] = {}  # why, and the field at fault
         self._pending: _Pending | None = None
 
@@ -122,7 +123,7 @@ class ModelRunner:
         only_best = not step.grammar_request_ids and (
             self._sampler.is_idle or self._sampler.needs_only_best(self._sample_batch(batch))
         )
-        asks = (
+        asks = self._may_ask_hidden_states and (
             self._prompt_logprobs.find(batch.rows) is not None
             or self._pooler.find(batch.rows) is not None
         )
@@ -214,16 +215,12 @@ class ModelRunner:
             self._remove(request_id)
         for request in step.new_requests:
             self._add(request)
-        cached = step.cached_requests
-        for request_id, new_block_ids, num_computed in zip(
-            cached.request_ids, cached.new_block_ids, cached.num_computed_tokens
-        ):
-            if request_id not in self._failed:
-                self._state.update_request(request_id, new_block_ids, num_computed)
+        self._state.update_requests(step.cached_requests)
         self._state.apply_staged_writes()
         if step.new_requests or step.finished_request_ids or step.preempted_request_ids:
             for row_state in self._row_states:
                 row_state.apply_staged_writes()
+            self._may_ask_hidden_states = self._prompt_logprobs.is_needed or self._pooler.is_needed
 
     def _add(self, request: NewRequestData) -> None:
         """Add a request to the batch; where that fails, it fails alone."""
@@ -266,7 +263,7 @@ class ModelRunner:
         grammar: GrammarOutput | None,
     ) -> dict[str, list[int]]:
         """Sample the step's logits rows. Returns request id → tokens."""
-        if not batch.sample_index:
+        if not any(batch.num_logits):
             return {}
         masks = None if grammar is None else masked_rows(grammar, step, batch)
         sampled = merged_rows(
@@ -280,12 +277,13 @@ class ModelRunner:
         token_ids = sampled.token_ids
         self._builder.write_sampled(token_ids)
         if not (step.scheduled_drafts or sampled.failed or sampled.logprobs):
-            names = map(batch.request_ids.__getitem__, batch.sample_index)
-            return {request_id: [token_id] for request_id, token_id in zip(names, token_ids)}
+            sampling = compress(batch.request_ids, batch.num_logits)
+            return {request_id: [token_id] for request_id, token_id in zip(sampling, token_ids)}
         tokens: dict[str, list[int]] = {}
         end = 0
-        for i, count in zip(batch.sample_index, batch.num_logits):
-            request_id = batch.request_ids[i]
+        for request_id, count in zip(batch.request_ids, batch.num_logits):
+            if not count:
+                continue
             rows = range(end, end + count)
             end += count
             if count > 1:

@@ -89,6 +89,11 @@ class Pooler(RunnerFeature):
     def remove_request(self, row: int) -> None:
         self._requests.drop(row)
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether any request in the batch is one."""
+        return bool(self._requests)
+
     def find(self, rows: np.ndarray) -> np.ndarray | None:
         """Indices into `rows` [B] of the pooling requests; None where there are none."""
         return self._requests.find(rows)

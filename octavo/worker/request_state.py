@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from octavo.contracts.step import BlockIds, NewRequestData
+from octavo.contracts.step import CachedRequestData, NewRequestData
 from octavo.errors import RequestError
 from octavo.worker.block_table import BlockTable
 
@@ -83,16 +83,18 @@ class RequestState:
             self._free_rows.append(row)
         return row
 
-    def update_request(
-        self, request_id: str, new_block_ids: BlockIds | None, num_computed_tokens: int
-    ) -> None:
-        """Stage the diff of a known request. Its count is written at once: no one reads it before
-        the diffs are in force, and to stage it would take longer."""
-        row = self.rows[request_id]
-        self.num_computed_tokens[row] = num_computed_tokens
-        if new_block_ids is not None:
-            for table, block_ids in zip(self.block_tables, new_block_ids):
-                table.stage_append(row, block_ids)
+    def update_requests(self, cached: CachedRequestData) -> None:
+        """Stage the diffs of known requests; those that left the batch are passed over. Counts are
+        written at once: no one reads them before the diffs are in force, and to stage them would
+        take longer."""
+        rows, num_computed_tokens = self.rows, self.num_computed_tokens
+        for request_id, count in zip(cached.request_ids, cached.num_computed_tokens):
+            if request_id in rows:
+                num_computed_tokens[rows[request_id]] = count
+        for request_id, new_block_ids in cached.new_block_ids.items():
+            if request_id in rows:
+                for table, block_ids in zip(self.block_tables, new_block_ids):
+                    table.stage_append(rows[request_id], block_ids)
 
     def apply_staged_writes(self) -> None:
         """Put all staged changes in force."""

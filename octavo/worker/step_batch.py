@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
+import msgspec
 import numpy as np
 
 from octavo.contracts.step import GrammarOutput, SchedulerOutput
@@ -15,9 +15,8 @@ from octavo.sample.stage import MaskedRows
 from octavo.worker.request_state import RequestState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepBatch:
-    """One step: B requests, T tokens, S requests that sample, R logits rows.
+class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """One step: B requests, T tokens, R logits rows.
 
     A request that samples has one logits row per draft and one more, next to each other.
 
@@ -25,8 +24,7 @@ class StepBatch:
         request_ids: [B], the batch's order.
         rows: [B] int64, row of the persistent batch.
         inputs: what the graph replays.
-        sample_index: [S] index into `request_ids`, ascending.
-        num_logits: [S] logits rows of each.
+        num_logits: [B] logits rows of each request; 0 where it does not sample.
         logit_rows_of_state: [R] int64, row of the persistent batch.
         logit_offsets: [R] int32, drafts of the same request before it.
         logit_positions: [R] int32, absolute position of the token that the row samples.
@@ -35,7 +33,6 @@ class StepBatch:
     request_ids: Sequence[str]
     rows: np.ndarray
     inputs: StepInputs
-    sample_index: Sequence[int]
     num_logits: Sequence[int]
     logit_rows_of_state: np.ndarray
     logit_offsets: np.ndarray
@@ -80,8 +77,7 @@ class StepBatchBuilder:
             request_ids=request_ids,
             rows=arrays.rows,
             inputs=arrays.inputs,
-            sample_index=[i for i, count in enumerate(num_logits) if count],
-            num_logits=[count for count in num_logits if count],
+            num_logits=num_logits,
             logit_rows_of_state=arrays.logit_rows_of_state,
             logit_offsets=arrays.logit_offsets,
             logit_positions=arrays.logit_positions,
@@ -118,8 +114,10 @@ def masked_rows(
 ) -> MaskedRows | None:
     """The masks of a step by logits row; None where all who have one left the batch."""
     spans = {
-        batch.request_ids[i]: (end - count, end)
-        for i, end, count in zip(batch.sample_index, accumulate(batch.num_logits), batch.num_logits)
+        request_id: (end - count, end)
+        for request_id, end, count in zip(
+            batch.request_ids, accumulate(batch.num_logits), batch.num_logits
+        )
     }
     rows: list[int] = []
     mask_rows: list[int] = []

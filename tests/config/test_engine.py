@@ -98,6 +98,8 @@ def test_unknown_options(wrong: str, says: str) -> None:
         ("load_format", "dummy"),
         ("device", "reference"),
         ("generation_config", "octavo"),
+        ("override_generation_config", {}),
+        ("override_generation_config", {"temperature": 0, "top_k": 5, "max_new_tokens": 9}),
     ],
 )
 def test_accepted(option: str, value: Any) -> None:
@@ -119,6 +121,13 @@ def test_accepted(option: str, value: Any) -> None:
         ("device", "cuda", "must be one of"),
         ("scheduling_policy", "lifo", "'fcfs', 'priority'"),
         ("generation_config", "vllm", "must be one of"),
+        ("override_generation_config", '{"top_k": 5}', "must be dict or None"),
+        ("override_generation_config", {"top_q": 1}, "holds 'top_q'; it can hold temperature,"),
+        ("override_generation_config", {"eos_token_id": 1}, "holds 'eos_token_id'"),
+        ("override_generation_config", {"temperature": 3}, "_config: temperature=3.0 must be in"),
+        ("override_generation_config", {"top_k": 0.5}, "top_k=0.5 must be an integer"),
+        ("override_generation_config", {"top_p": "1"}, "top_p='1' must be a number"),
+        ("override_generation_config", {"max_new_tokens": 0}, "max_tokens=0 must be in"),
         ("seed", -1, "seed=-1 must be in"),
         ("seed", 2**63, "must be in"),
         ("seed", None, "must be int"),

@@ -23,6 +23,8 @@ def test_every_field_has_a_type_that_a_flag_can_have(section: str) -> None:
             assert all(isinstance(o, str) for o in options)
         elif typing.get_origin(hints[f.name]) is tuple:
             assert (hints[f.name], f.default) == (tuple[str, ...], ())
+        elif dict in map(typing.get_origin, options):
+            assert (hints[f.name], f.default) == (dict[str, int | float] | None, None)
         else:
             assert set(options) <= simple, f.name
             assert type(f.default) in options, f.name

@@ -48,8 +48,8 @@ STEP = SchedulerOutput(
     ],
     cached_requests=CachedRequestData(
         request_ids=["old", "older"],
-        new_block_ids=[([9], []), None],
         num_computed_tokens=[17, 40],
+        new_block_ids={"old": ([9], [])},
     ),
     num_scheduled_tokens={"older": 1, "old": 3, "new": 2},
     total_num_scheduled_tokens=6,
@@ -101,7 +101,7 @@ def test_a_mask_comes_back() -> None:
 @pytest.mark.parametrize("kind", [SchedulerOutput, RunnerOutput])
 def test_defaults_are_not_shared(kind: Any) -> None:
     a, b = kind(step_id=0), kind(step_id=0)
-    for name in a.__slots__:
+    for name in a.__struct_fields__:
         value = getattr(a, name)
         if isinstance(value, (list, dict)):
             assert value is not getattr(b, name), name

@@ -216,14 +216,12 @@ class FakeWorker:
                 new, list(new.token_ids), tables, new.num_computed_tokens
             )
         cached = step.cached_requests
-        for request_id, new_ids, num_computed in zip(
-            cached.request_ids, cached.new_block_ids, cached.num_computed_tokens
-        ):
+        for request_id, num_computed in zip(cached.request_ids, cached.num_computed_tokens):
             row = self.rows[request_id]
-            if row.failed:
-                continue
-            assert row.num_computed == num_computed, (request_id, row.num_computed, num_computed)
-            for table, ids in zip(row.tables, new_ids or [()] * len(row.tables)):
+            assert row.failed or row.num_computed == num_computed, request_id
+        assert set(cached.new_block_ids) <= set(cached.request_ids)
+        for request_id, new_ids in cached.new_block_ids.items():
+            for table, ids in zip(self.rows[request_id].tables, new_ids):
                 table += ids
         assert not set(step.preempted_request_ids) & {r.request_id for r in step.new_requests}
         for block_id in step.blocks_to_clear:

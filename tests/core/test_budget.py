@@ -69,15 +69,6 @@ def test_all_get_a_token_where_there_is_one_for_each(
     assert all(c <= w and (not threshold or c <= threshold) for c, w in zip(chunks, wanted))
 
 
-def test_drafts_take_what_rows_are_left() -> None:
-    budget = TokenBudget(100, 0, num_draft_rows=5)
-    assert budget.num_drafts(1, 0) == 5
-    budget.remaining_draft_rows -= 3
-    assert budget.num_drafts(1, 0) == 2
-    assert TokenBudget(100, 0, num_draft_rows=200).num_drafts(1, 10) == 89
-    assert TokenBudget(100, 0).num_drafts(1, 10) == 89
-
-
 def test_what_is_withheld_is_not_given_out() -> None:
     budget = TokenBudget(100, 0)
     budget.remaining -= 30

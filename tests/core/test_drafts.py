@@ -57,6 +57,29 @@ def test_they_are_cut_to_the_budget_and_to_what_is_wanted() -> None:
     core.check_complete()
 
 
+def test_they_come_behind_all_known_tokens_or_not_at_all() -> None:
+    core = FakeCore(threshold=8)
+    core.add("r", [1] * 20, max_tokens=9, ignore_eos=True)
+    core.step()
+    offer(core, "r", 3)  # 12 tokens of the prompt are left
+    step = core.schedule()
+    assert (step.num_scheduled_tokens, step.scheduled_drafts) == ({"r": 8}, {})
+    core.settle()
+    core.run()
+    core.check_complete()
+
+
+def test_there_may_be_more_than_places_in_the_batch() -> None:
+    core = FakeCore(max_num_seqs=1)
+    core.add("r", [1] * 20, max_tokens=9, ignore_eos=True)
+    core.step()
+    offer(core, "r", 5)
+    assert core.schedule().num_scheduled_tokens == {"r": 6}
+    core.settle()
+    core.run()
+    core.check_complete()
+
+
 def test_drafts_preempt_nobody() -> None:
     core = FakeCore(num_blocks=3)
     core.add("a", [1] * 14, max_tokens=10, ignore_eos=True)

@@ -86,7 +86,6 @@ def test_the_owner_notices(harm: Callable[[FakeWorker], None]) -> None:
         step_id=2, num_scheduled_tokens={"a": 1}, total_num_scheduled_tokens=1, samples=["a"]
     )
     step.cached_requests.request_ids = ["a"]
-    step.cached_requests.new_block_ids = [None]
     step.cached_requests.num_computed_tokens = [20]
     with pytest.raises(AssertionError):
         made.execute(step)

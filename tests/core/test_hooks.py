@@ -211,6 +211,20 @@ class TestInTheScheduler:
         core.run()
         core.check_complete()
 
+    def test_where_tokens_are_clamped_there_are_no_drafts(self) -> None:
+        diary = Diary()
+        core = FakeCore(hooks=[diary])
+        core.add("r", [1] * 20, max_tokens=9, ignore_eos=True)
+        diary.clamp = 10
+        core.step()
+        diary.clamp = 7  # of the prompt's last ten
+        core.scheduler.update_draft_token_ids({"r": core.expected("r")[0][:4]})
+        step = core.schedule()
+        assert (step.num_scheduled_tokens, step.scheduled_drafts) == ({"r": 7}, {})
+        core.settle()
+        core.run()
+        core.check_complete()
+
     def test_keys_keep_prefixes_apart(self) -> None:
         diary = Diary()
         diary.keys = {"cat": "cat", "dog": "dog", "cat again": "cat"}

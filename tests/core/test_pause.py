@@ -28,6 +28,17 @@ def test_paused_for_new_requests() -> None:
     core.scheduler.check_integrity()
 
 
+def test_what_was_preempted_has_begun() -> None:
+    core = FakeCore(num_blocks=5)  # one to spare for two requests that need it at the same time
+    for name in ("first", "second"):
+        core.add(name, [ord(name[0])] * 20, max_tokens=20, ignore_eos=True)
+    while not core.scheduler.stats().num_preemptions:
+        core.step()
+    core.scheduler.pause_state = PauseState.PAUSED_NEW
+    core.run()
+    core.check_complete()
+
+
 def test_paused_for_all() -> None:
     core = FakeCore()
     core.add("begun", [1] * 20, max_tokens=3)

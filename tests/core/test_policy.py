@@ -93,6 +93,11 @@ def test_short_requests_pass_one_that_does_not_fit() -> None:
         core.step()
     assert core.answers["big"].outputs == []
     assert core.answers["running"].finish_reason is None
+    big = core.scheduler._requests["big"]
+    assert big.num_overtaken == 1
+    while big in core.scheduler._waiting.requests:
+        core.step()
+    assert big.num_overtaken == 0  # should it be preempted, it has passed over nobody yet
     core.run()
     core.check_complete()
 
@@ -163,10 +168,11 @@ def test_one_that_waits_for_a_hook_or_its_parent_holds_up_nobody() -> None:
     core.check_complete()
 
 
-def test_prompts_under_way_keep_what_they_were_admitted_by() -> None:
+@pytest.mark.parametrize(("budget", "threshold"), [(16, 0), (64, 16)])
+def test_prompts_under_way_keep_what_they_were_admitted_by(budget: int, threshold: int) -> None:
     """Two long prompts that each fit, and do not fit together, run one after the other: neither
-    preempts the other half-way."""
-    core = busy_core(budget=16)
+    preempts the other half-way. Not those that come in the same step either."""
+    core = busy_core(budget=budget, threshold=threshold)
     for i in range(3):
         core.add(str(i), [i + 1] * 150, max_tokens=1)
     core.run()

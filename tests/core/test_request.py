@@ -97,8 +97,9 @@ def test_endings_in_their_order(
     options: dict[str, Any], token_id: int, num_output: int, ending: object
 ) -> None:
     made = request(10, **{"max_tokens": 4, **options})
-    made.token_ids += [*[8] * (num_output - 1), token_id]
-    assert made.ending_with(token_id) == ending
+    made.token_ids += [8] * (num_output - 1)
+    assert made.append_output(token_id) == ending
+    assert (made.token_ids[-1], made.output_token_ids) == (token_id, [token_id])
 
 
 def test_states() -> None:

@@ -44,7 +44,6 @@ def test_drafts_hold_a_placeholder_each_and_are_used_up() -> None:
 def test_columns_then_new_requests() -> None:
     made, a, b, c = plan(), request("a"), request("b"), request("c")
     a.num_computed_tokens = 9
-    made.new_block_ids["b"] = ([5],)
     made.add(a, 1)
     made.add(b, 3)
     made.close_running()
@@ -52,7 +51,6 @@ def test_columns_then_new_requests() -> None:
     made.add_new(c, 2, ([1, 2],))
     cached = made.step.cached_requests
     assert cached.request_ids == ["a", "b"]
-    assert cached.new_block_ids == [None, ([5],)]
     assert cached.num_computed_tokens == [9, 0]
     assert made.step.num_scheduled_tokens == {"a": 1, "b": 3, "c": 2}
     assert made.step.samples == ["a", "c"]

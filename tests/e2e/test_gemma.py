@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.contracts.messages import RequestOutput
-from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.tokenizer import Tokenizer, load_tokenizer
-from octavo.entrypoints.llm import LLM
 from octavo.errors import ChatTemplateError
 from octavo.models.files import ModelFiles, resolve_model
 from tests.e2e.theirs import (
-    Theirs,
-    ask,
+    Comparison,
     assert_bfloat16_stays_near,
-    their_model,
-    worst_logprob,
+    assert_logprobs_are_near,
+    compare,
 )
 
 pytestmark = pytest.mark.model
@@ -41,9 +38,8 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def files(gemma3_path: Path) -> Iterator[ModelFiles]:
-    files = resolve_model(str(gemma3_path))
-    yield files
-    files.close()
+    with closing(resolve_model(str(gemma3_path))) as files:
+        yield files
 
 
 @pytest.fixture(scope="module")
@@ -52,28 +48,20 @@ def tokenizer(files: ModelFiles) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def ours(gemma3_path: Path) -> list[RequestOutput]:
-    """Greedy texts of all prompts, in one batch, in float32."""
-    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=5)
-    with LLM(str(gemma3_path), dtype="float32", max_model_len=640, num_threads=1) as llm:
-        return llm.generate(PROMPTS, params, use_tqdm=False)
+def compared(gemma3_path: Path) -> Iterator[Comparison]:
+    with compare(gemma3_path, PROMPTS, num_tokens=NUM_TOKENS, max_model_len=640) as compared:
+        yield compared
 
 
-@pytest.fixture(scope="module")
-def theirs(files: ModelFiles, ours: list[RequestOutput]) -> list[Theirs]:
-    model = their_model(files)
-    return [ask(model, output) for output in ours]
+def test_the_window_is_exceeded(compared: Comparison) -> None:
+    assert len(compared.ours[-1].prompt_token_ids) > 512
+    assert compared.ours[PROMPTS.index("")].prompt_token_ids == [2]
 
 
-def test_the_window_is_exceeded(ours: list[RequestOutput]) -> None:
-    assert len(ours[-1].prompt_token_ids) > 512
-    assert ours[PROMPTS.index("")].prompt_token_ids == [2]
-
-
-def test_float32_equals_transformers(ours: list[RequestOutput], theirs: list[Theirs]) -> None:
+def test_float32_equals_transformers(compared: Comparison) -> None:
     """The same choice wherever the margin is 1e-3 or more, along our text."""
     num_clear = 0
-    for output, there in zip(ours, theirs):
+    for output, there in zip(compared.ours, compared.theirs):
         clear = there.margins >= 1e-3
         ids = np.array(output.outputs[0].token_ids)
         assert (ids == there.choices)[clear].all(), output.prompt
@@ -81,16 +69,12 @@ def test_float32_equals_transformers(ours: list[RequestOutput], theirs: list[The
     assert num_clear > 0.9 * len(PROMPTS) * NUM_TOKENS
 
 
-def test_float32_logprobs(ours: list[RequestOutput], theirs: list[Theirs]) -> None:
-    """Of the sampled token and the five likeliest, within 1e-3 at every step."""
-    assert max(worst_logprob(output, there) for output, there in zip(ours, theirs)) < 1e-3
+def test_float32_logprobs(compared: Comparison) -> None:
+    assert_logprobs_are_near(compared)
 
 
-def test_bfloat16_stays_near(
-    files: ModelFiles, ours: list[RequestOutput], theirs: list[Theirs]
-) -> None:
-    # Without the longest: the runner has logits of every token.
-    assert_bfloat16_stays_near(files, ours[:-1], theirs[:-1], max_len=96)
+def test_bfloat16_stays_near(compared: Comparison) -> None:
+    assert_bfloat16_stays_near(compared, max_len=96)
 
 
 # -------------------------------------------------------------------- tokens

@@ -8,16 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo.contracts.messages import RequestOutput
-from octavo.contracts.sampling_params import SamplingParams
-from octavo.entrypoints.llm import LLM
-from octavo.models.files import ModelFiles, resolve_model
 from tests.e2e.theirs import (
-    Theirs,
-    ask,
+    Comparison,
     assert_bfloat16_stays_near,
-    their_model,
-    worst_logprob,
+    assert_logprobs_are_near,
+    compare,
 )
 
 pytestmark = pytest.mark.model
@@ -53,30 +48,15 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def files(smollm2_path: Path) -> Iterator[ModelFiles]:
-    files = resolve_model(str(smollm2_path))
-    yield files
-    files.close()
+def compared(smollm2_path: Path) -> Iterator[Comparison]:
+    with compare(smollm2_path, PROMPTS, num_tokens=NUM_TOKENS, max_model_len=512) as compared:
+        yield compared
 
 
-@pytest.fixture(scope="module")
-def ours(smollm2_path: Path) -> list[RequestOutput]:
-    """Greedy texts of all prompts, in one batch, in float32."""
-    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=5)
-    with LLM(str(smollm2_path), dtype="float32", max_model_len=512, num_threads=1) as llm:
-        return llm.generate(PROMPTS, params, use_tqdm=False)
-
-
-@pytest.fixture(scope="module")
-def theirs(files: ModelFiles, ours: list[RequestOutput]) -> list[Theirs]:
-    model = their_model(files)
-    return [ask(model, output) for output in ours]
-
-
-def test_float32_chooses_the_same_tokens(ours: list[RequestOutput], theirs: list[Theirs]) -> None:
+def test_float32_chooses_the_same_tokens(compared: Comparison) -> None:
     """Equal ids up to the first step whose margin is under 1e-3; at most two texts end there."""
     ended = 0
-    for output, there in zip(ours, theirs):
+    for output, there in zip(compared.ours, compared.theirs):
         ids = np.array(output.outputs[0].token_ids)
         different = np.flatnonzero(ids != there.choices)
         if len(different):
@@ -86,12 +66,9 @@ def test_float32_chooses_the_same_tokens(ours: list[RequestOutput], theirs: list
     assert ended <= 2
 
 
-def test_float32_logprobs(ours: list[RequestOutput], theirs: list[Theirs]) -> None:
-    """Of the sampled token and the five likeliest, within 1e-3 at every step."""
-    assert max(worst_logprob(output, there) for output, there in zip(ours, theirs)) < 1e-3
+def test_float32_logprobs(compared: Comparison) -> None:
+    assert_logprobs_are_near(compared)
 
 
-def test_bfloat16_stays_near(
-    files: ModelFiles, ours: list[RequestOutput], theirs: list[Theirs]
-) -> None:
-    assert_bfloat16_stays_near(files, ours, theirs, max_len=256)
+def test_bfloat16_stays_near(compared: Comparison) -> None:
+    assert_bfloat16_stays_near(compared, max_len=256)

@@ -218,13 +218,10 @@ class FakeExecutor(Executor):
                 list(new.stop_ids),
             )
         cached = step.cached_requests
-        for request_id, blocks, computed in zip(
-            cached.request_ids, cached.new_block_ids, cached.num_computed_tokens
-        ):
-            row = self._rows[request_id]
-            if blocks is not None:
-                row.block_ids += blocks[0]
-            assert row.num_computed_tokens == computed
+        for request_id, blocks in cached.new_block_ids.items():
+            self._rows[request_id].block_ids += blocks[0]
+        for request_id, computed in zip(cached.request_ids, cached.num_computed_tokens):
+            assert self._rows[request_id].num_computed_tokens == computed
         for copy in step.block_copies:
             self._pages[copy.dst] = dict(self._pages.get(copy.src, {}))
 

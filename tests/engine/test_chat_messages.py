@@ -28,10 +28,12 @@ def test_content_becomes_text() -> None:
         {"role": "user", "content": parts},
         {"role": "assistant", "content": None, "tool_calls": [call()]},
         {"role": "tool", "content": [], "tool_call_id": "1"},
+        {"role": "tool", "content": None, "tool_call_id": "2"},
         {"role": "assistant"},
+        {"role": "user", "content": ""},
     ]
     contents = [m["content"] for m in normal_messages(messages)]
-    assert contents == ["S", "Hello\nWorld\n!", "", "", ""]
+    assert contents == ["S", "Hello\nWorld\n!", "", "", "", "", ""]
 
 
 def test_null_is_absent() -> None:
@@ -68,6 +70,11 @@ def test_the_callers_messages_are_not_changed() -> None:
         ([{"content": "x"}], "role=None must be one of system, developer, user"),
         ([{"role": "hacker", "content": "x"}], "role='hacker' must be one of"),
         ([{"role": ["user"], "content": "x"}], "role="),
+        *(
+            ([{"role": role, **content}], f"role {role} must have content")
+            for role in ("system", "developer", "user")
+            for content in ({}, {"content": None})
+        ),
         ([{"role": "user", "content": 5}], r"messages\[0\]: content=5 must be text"),
         ([{"role": "user", "content": {"text": "x"}}], "must be text, a list of parts"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "'image_url' is not supported"),

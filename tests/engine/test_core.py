@@ -49,7 +49,7 @@ def run(core: EngineCore) -> dict[str, list[EngineOutput]]:
     for _ in range(10_000):
         if not core.has_work():
             return seen
-        for output in core.step().outputs:
+        for output in core.step():
             seen.setdefault(output.request_id, []).append(output)
     raise AssertionError("the core does not come to an end")
 
@@ -113,7 +113,7 @@ class TestSteps:
 
     def test_nothing_to_do(self) -> None:
         core, executor = make()
-        assert core.step().outputs == []
+        assert core.step() == []
         assert executor.steps == []
         assert not core.has_work()
 
@@ -142,11 +142,12 @@ class TestSteps:
         assert [o.progress is None for o in outputs] == [False, False, True, True]
         assert [o.queue_time is None for o in outputs] == [True, True, False, True]
 
-    def test_stats_come_with_every_step(self) -> None:
+    def test_stats_are_those_after_the_last_step(self) -> None:
         core, _ = make()
         core.add_request(request("r"))
-        outputs = core.step()
-        assert outputs.stats.num_running == 1
+        assert core.stats().num_running == 0
+        core.step()
+        assert core.stats().num_running == 1
 
 
 class TestAborts:
@@ -218,7 +219,7 @@ class TestFailures:
 
         with monkeypatch.context() as patch:
             patch.setattr(executor, "execute_model", execute_model)
-            (output,) = core.step().outputs
+            (output,) = core.step()
         assert output.finish_reason is FinishReason.ERROR
         assert "not this one" in output.error
         core.add_request(request("b"))
@@ -351,7 +352,7 @@ class TestHooks:
         monkeypatch.setattr(time, "sleep", naps.append)
         core.add_request(request("a"))
         for _ in range(3):
-            assert core.step().outputs == []
+            assert core.step() == []
         assert len(naps) == 3
         assert min(naps) > 0
         assert executor.steps == []

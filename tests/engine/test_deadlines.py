@@ -97,7 +97,7 @@ def test_a_pause_stops_no_clock(clock: list[float]) -> None:
     assert not core.has_work()
     clock[0] += 0.05
     assert core.has_work()
-    [output] = core.step().outputs
+    [output] = core.step()
     assert (output.request_id, output.finish_reason) == ("a", FinishReason.TIMEOUT)
     assert not core.has_work()
     core.shutdown()

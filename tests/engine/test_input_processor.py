@@ -337,6 +337,12 @@ class TestGenerationConfig:
         assert make_with_source("auto", config).default_sampling_params() == expected
         assert make_with_source("octavo", config).default_sampling_params() == SamplingParams()
 
+    def test_the_operator_has_the_last_word(self) -> None:
+        config = {"temperature": 0.6, "top_k": 20, "repetition_penalty": -1.1}
+        override = {"temperature": 0.1, "repetition_penalty": 1.5}
+        params = make_with_source("auto", config, override).default_sampling_params(top_k=3)
+        assert params == SamplingParams(temperature=0.1, repetition_penalty=1.5, top_k=3)
+
     def test_a_default_that_is_wrong_is_refused_with_the_way_out(self) -> None:
         processor = make(generation_config={"repetition_penalty": -1.1})
         with pytest.raises(RequestError, match=r"repetition_penalty.*generation_config='octavo'"):
@@ -373,8 +379,12 @@ def test_only_the_first_completion_tells_about_the_prompt() -> None:
     assert request.params.prompt_logprobs == 2
 
 
-def make_with_source(source: str, values: dict[str, Any]) -> InputProcessor:
-    config = ModelConfig(max_model_len=64, generation_config=source)
+def make_with_source(
+    source: str, values: dict[str, Any], override: dict[str, Any] | None = None
+) -> InputProcessor:
+    config = ModelConfig(
+        max_model_len=64, generation_config=source, override_generation_config=override
+    )
     return InputProcessor(
         config, ByteTokenizer(), vocab_size=VOCAB, hidden_size=8, generation_config=values
     )

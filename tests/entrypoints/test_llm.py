@@ -179,7 +179,7 @@ class TestRefusals:
         ],
     )
     def test_beside_running_requests(self, prompt: Any, values: dict[str, Any]) -> None:
-        """User case 15: what is refused does not touch its neighbours."""
+        """What is refused does not touch its neighbours."""
         llm = make()
         engine = llm.llm_engine
         expected = llm.generate("neighbour", GREEDY)[0].outputs[0].token_ids

@@ -155,31 +155,6 @@ class TestSeeds:
 
 
 class TestBadInput:
-    """User case 15: beside a running request, which does not change."""
-
-    @pytest.mark.parametrize(
-        ("prompt", "params"),
-        [
-            ([-1], {}),
-            ([[-1]], {}),
-            ([49152], {}),
-            ([5279552648203111001], {}),
-            ([[]], {}),
-            ("", {}),
-            ([""], {}),
-            ("Hi", {"stop_token_ids": [49152], "min_tokens": 4}),
-            ("Hi", {"stop_token_ids": [-1], "min_tokens": 4}),
-        ],
-    )
-    def test_is_refused(self, llm: LLM, prompt: Any, params: dict[str, Any]) -> None:
-        running = llm.stream(FRANCE, SamplingParams(temperature=0, max_tokens=3))
-        token_ids = list(next(running).outputs[0].token_ids)
-        with pytest.raises(RequestError):
-            llm.generate(prompt, SamplingParams(**params))
-        token_ids += [i for o in running for i in o.outputs[0].token_ids]
-        assert token_ids == answer(llm, FRANCE, max_tokens=3).token_ids
-        assert llm.stats().num_used_blocks == 0
-
     def test_a_stop_of_one_letter_is_fine(self, llm: LLM) -> None:
         assert "x" not in answer(llm, FRANCE, stop="x", max_tokens=4).text
 

@@ -31,7 +31,7 @@ def generate(folder: Path, depth: int) -> dict[str, list[int]]:
         )
     tokens: dict[str, list[int]] = {}
     while core.has_work():
-        for output in core.step().outputs:
+        for output in core.step():
             tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
             assert output.finish_reason in (None, FinishReason.LENGTH)
     assert core.stats().num_preemptions > 0

@@ -18,7 +18,8 @@ from octavo.contracts.kv_spec import BlockCopy
 from octavo.contracts.tensor import DType
 from octavo.kernels.ops import OPS, StepInputs
 from tests.kernels.backends import BACKENDS, DTYPES, make_backend
-from tests.kernels.op_cases import CASES, LIMITS, NUM_BLOCKS, VOCAB, Lab, OpCase
+from tests.kernels.op_cases import CASES
+from tests.kernels.op_lab import LIMITS, NUM_BLOCKS, VOCAB, Lab, OpCase
 
 Key = tuple[int, int]  # (request, position)
 Taps = dict[str, dict[Key, np.ndarray]]

@@ -13,7 +13,8 @@ from octavo.contracts.tensor import DType, HostTensor
 from octavo.kernels.cpu import CpuBackend
 from octavo.kernels.ops import Activation, HeadShape, Ops
 from tests.kernels.cpu_steps import LIMITS, bf16, make_cache, make_step, randn, run_rows, tensor
-from tests.kernels.op_cases import CASES, Lab
+from tests.kernels.op_cases import CASES
+from tests.kernels.op_lab import Lab
 from tests.kernels.test_contract import Bench, _assert_same, plans
 
 TIERS = CpuBackend(DType.F32, 1).isa_tiers

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -14,20 +12,10 @@ from octavo.contracts.kv_spec import (
     KVCacheGroup,
     MambaSpec,
 )
-from octavo.contracts.tensor import DType
 from octavo.errors import KernelError
 from octavo.kernels.cpu import CpuBackend
 from octavo.kernels.ops import HeadShape, Ops
-from tests.kernels.backends import make_backend
 from tests.kernels.cpu_steps import LIMITS, make_cache, make_step, randn, tensor
-
-
-@pytest.fixture
-def backend() -> Iterator[CpuBackend]:
-    backend = make_backend("cpu", DType.F32, 2)
-    assert isinstance(backend, CpuBackend)
-    yield backend
-    backend.close()
 
 
 def test_blocks_of_any_run_are_alike(backend: CpuBackend) -> None:

@@ -14,8 +14,10 @@ from octavo.models.loader import load_weights
 from octavo.models.registry import build_model
 from tests.kernels.backends import BACKENDS, make_backend
 from tests.models.hf import TINY, HFModel
-from tests.models.oracle import assert_equals_transformers, prompt_of
-from tests.models.runner import Runner
+from tests.models.oracle import (
+    assert_bfloat16_stays_near_float32,
+    assert_equals_transformers,
+)
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 SHAPE: dict[str, Any] = {
@@ -94,15 +96,7 @@ def test_the_text_of_a_model_that_sees(backend: str) -> None:
 @pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "Gemma3ForCausalLM"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bfloat16_stays_near_float32(backend: str, architecture: str) -> None:
-    hf = HFModel(architecture, **SHAPE, attn_logit_softcapping=None)
-    runner = Runner(
-        build_model(hf.reader), hf.weights(), make_backend(backend, DType.BF16, 1), max_model_len=64
-    )
-    prompt = prompt_of(50)
-    _, logprobs = runner.greedy(prompt, 1)
-    expected = hf.logprobs(prompt)
-    kl = (np.exp(expected) * (expected - logprobs)).sum(axis=-1)
-    assert kl.mean() < 2e-3
+    assert_bfloat16_stays_near_float32(architecture, backend, **SHAPE, attn_logit_softcapping=None)
 
 
 def published(hf: HFModel) -> dict[str, Any]:

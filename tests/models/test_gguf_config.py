@@ -130,6 +130,22 @@ def test_no_embedding(tmp_path: Path) -> None:
         config_of(tmp_path, tensors)
 
 
+def test_generation_config_has_the_sampling_that_the_author_recommends(tmp_path: Path) -> None:
+    names = {"temp": 0.7, "top_p": 0.8, "min_p": 0.05, "penalty_repeat": 1.05, "top_k": 20}
+    sampling = {f"general.sampling.{name}": value for name, value in names.items()}
+    file = GGUFFile(write_gguf(tmp_path / "m.gguf", metadata=llama_metadata(**sampling)))
+    assert gguf_generation_config(file) == {
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "min_p": 0.05,
+        "repetition_penalty": 1.05,
+        "top_k": 20,
+    }
+    off = llama_metadata(**{"general.sampling.top_k": -1.0})
+    file = GGUFFile(write_gguf(tmp_path / "off.gguf", metadata=off))
+    assert gguf_generation_config(file) == {"top_k": 0}
+
+
 def test_generation_config_has_all_ends_once(tmp_path: Path) -> None:
     ids = {"bos": 1, "eos": 2, "eot": 7, "eom": 2}
     metadata = llama_metadata(**{f"tokenizer.ggml.{k}_token_id": v for k, v in ids.items()})

@@ -13,7 +13,11 @@ from octavo.models.llama import LlamaForCausalLM
 from octavo.models.registry import build_model
 from tests.kernels.backends import BACKENDS, DTYPES, make_backend
 from tests.models.hf import HFModel
-from tests.models.oracle import assert_equals_transformers, prompt_of
+from tests.models.oracle import (
+    assert_bfloat16_stays_near_float32,
+    assert_equals_transformers,
+    prompt_of,
+)
 from tests.models.runner import Runner
 from tests.ropes import LLAMA3, YARN
 
@@ -120,16 +124,7 @@ def test_chunks_do_not_change_a_bit(dtype: DType, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bfloat16_stays_near_float32(backend: str) -> None:
-    """Rounding of weights, activations and cache to 8 bits, and nothing else."""
-    hf = HFModel("LlamaForCausalLM")
-    runner = Runner(
-        build_model(hf.reader), hf.weights(), make_backend(backend, DType.BF16, 1), max_model_len=64
-    )
-    prompt = prompt_of(50)
-    _, logprobs = runner.greedy(prompt, 1)
-    expected = hf.logprobs(prompt)
-    kl = (np.exp(expected) * (expected - logprobs)).sum(axis=-1)
-    assert kl.mean() < 2e-3
+    assert_bfloat16_stays_near_float32("LlamaForCausalLM", backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -60,7 +60,7 @@ def test_rows_of_one_request_in_several_parts(params: SamplingParams, num_right:
     assert num_drafts > HEAD_LIMITS.max_logit_rows
     want, want_logprobs = generate_alone(prompt, params, num_drafts + 1)
     draft = [t if i < num_right else (t + 1) % 9 for i, t in enumerate(want[:num_drafts])]
-    toy = make_toy(max_num_seqs=100, max_model_len=128, max_tokens=128)
+    toy = make_toy(max_num_seqs=2, max_model_len=128, max_tokens=128)
     blocks = {"other": [1], "r": list(range(2, 2 + 128 // BLOCK))}
     toy.runner.execute_model(
         SchedulerOutput(

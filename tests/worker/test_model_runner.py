@@ -175,7 +175,7 @@ def test_step_arrays_are_exact() -> None:
             step_id=1,
             finished_request_ids=["a"],
             cached_requests=CachedRequestData(
-                request_ids=["b"], new_block_ids=[([8], [10])], num_computed_tokens=[2]
+                request_ids=["b"], new_block_ids={"b": ([8], [10])}, num_computed_tokens=[2]
             ),
             num_scheduled_tokens={"b": 1},
             total_num_scheduled_tokens=1,
@@ -199,9 +199,7 @@ def draft_step(step_id: int, num_computed: int, draft: list[int]) -> SchedulerOu
     count = 1 + len(draft)
     return SchedulerOutput(
         step_id=step_id,
-        cached_requests=CachedRequestData(
-            request_ids=["r"], new_block_ids=[None], num_computed_tokens=[num_computed]
-        ),
+        cached_requests=CachedRequestData(request_ids=["r"], num_computed_tokens=[num_computed]),
         num_scheduled_tokens={"r": count},
         total_num_scheduled_tokens=count,
         scheduled_drafts={"r": draft} if draft else {},

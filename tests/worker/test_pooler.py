@@ -78,7 +78,6 @@ def batch_of(parts: list[tuple[int, int, int]]) -> tuple[np.ndarray, StepBatch]:
         request_ids=[str(request) for request, _, _ in parts],
         rows=np.array([request for request, _, _ in parts]),
         inputs=inputs,
-        sample_index=[],
         num_logits=[],
         logit_rows_of_state=nothing,
         logit_offsets=nothing,
@@ -217,9 +216,7 @@ def test_pooling_beside_sampling() -> None:
     )
     step = SchedulerOutput(
         step_id=1,
-        cached_requests=CachedRequestData(
-            request_ids=["good"], new_block_ids=[None], num_computed_tokens=[3]
-        ),
+        cached_requests=CachedRequestData(request_ids=["good"], num_computed_tokens=[3]),
         num_scheduled_tokens={"good": 1},
         finished_request_ids=["bad", "sampling"],
     )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.contracts.step import NewRequestData
+from octavo.contracts.step import CachedRequestData, NewRequestData
 from octavo.errors import RequestError
 from octavo.worker.request_state import RequestState
 
@@ -31,7 +31,13 @@ def test_a_request_comes_whole_then_by_diffs() -> None:
     assert state.token_ids[row, :4].tolist() == [5, 6, 7, 0]
     assert (state.num_tokens[row], state.num_prompt_tokens[row]) == (3, 1)
     assert state.num_computed_tokens[row] == 2
-    state.update_request("a", ([8], [9]), 3)
+    state.update_requests(
+        CachedRequestData(
+            request_ids=["gone", "a"],
+            num_computed_tokens=[7, 3],
+            new_block_ids={"gone": ([4], [4]), "a": ([8], [9])},
+        )
+    )
     state.apply_staged_writes()
     assert state.num_computed_tokens[row] == 3
     tables = [t.blocks[row].tolist() for t in state.block_tables]

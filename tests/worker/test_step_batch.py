@@ -36,7 +36,7 @@ def test_equals_the_naive_batch(requests) -> None:
     )
     step = SchedulerOutput(step_id=0)
     tokens, positions, starts, lens, logit_rows = [], [], [0], [], []
-    sampled, of_state, offsets, sampled_positions, slots = [], [], [], [], ([], [])
+    of_state, offsets, sampled_positions, slots = [], [], [], ([], [])
     state.add_request(NewRequestData(
         request_id="idle", token_ids=[1], num_prompt_tokens=1, block_ids=([1], [1]),
         num_computed_tokens=0,
@@ -59,7 +59,6 @@ def test_equals_the_naive_batch(requests) -> None:
         lens.append(computed + count)
         if samples:
             step.samples.append(name)
-            sampled.append(i)
             for back in reversed(range(1 + len(draft))):
                 logit_rows.append(len(tokens) - 1 - back)
                 of_state.append(row)
@@ -76,8 +75,7 @@ def test_equals_the_naive_batch(requests) -> None:
     assert inputs.seq_lens.tolist() == lens
     assert [s.tolist() for s in inputs.slot_mapping] == list(slots)
     assert inputs.logit_rows.tolist() == logit_rows
-    assert batch.sample_index == sampled
-    assert batch.num_logits == [1 + len(requests[i][3]) for i in sampled]
+    assert batch.num_logits == [1 + len(draft) if samples else 0 for *_, draft, samples in requests]
     assert batch.logit_rows_of_state.tolist() == of_state
     assert batch.logit_offsets.tolist() == offsets
     assert batch.logit_positions.tolist() == sampled_positions

@@ -360,7 +360,8 @@ class ToyScheduler:
                 step.new_requests.append(self._whole(request))
             else:
                 cached.request_ids.append(request_id)
-                cached.new_block_ids.append(tuple(fresh) if any(fresh) else None)
+                if any(fresh):
+                    cached.new_block_ids[request_id] = tuple(fresh)
                 cached.num_computed_tokens.append(request.num_computed)
             step.num_scheduled_tokens[request_id] = count
             request.num_computed += count

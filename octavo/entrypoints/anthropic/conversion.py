@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from octavo.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from octavo.entrypoints.openai.errors import bad_request
-from octavo.entrypoints.openai.protocol import ChatCompletionRequest
+from octavo.entrypoints.openai.protocol import ChatCompletionRequest, Effort
 from octavo.errors import shown
 
 _MARKS = {"type", "cache_control"}
 """Every block and tool may have these; prefixes are cached without `cache_control` too."""
+_BILLING_HEADER = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
+"""What Claude Code puts in front of its system prompt: a line for Anthropic's accounts, with a hash
+that differs in every request. In the prompt it would keep all that follows from being cached."""
+
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -33,6 +38,7 @@ def chat_request(request: CountTokensRequest) -> ChatCompletionRequest:
         tool_choice=choice,
         parallel_tool_calls=parallel,
         response_format=_response_format(request.output_config),
+        reasoning_effort=_effort(request.output_config),
         thinking_token_budget=budget,
         include_reasoning=shows,
         continue_final_message=messages[-1]["role"] == "assistant",
@@ -53,24 +59,22 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
     if not request.messages:
         raise bad_request("messages must hold at least one message", "messages")
     messages: list[dict[str, Any]] = []
-    if request.system:
-        messages.append({"role": "system", "content": _text("system", request.system)})
+    system = _BILLING_HEADER.sub("", _text("system", request.system or ""), count=1)
+    if system:
+        messages.append({"role": "system", "content": system})
     for i, message in enumerate(request.messages):
         where = f"messages[{i}]"
         role = message.get("role")
-        if role not in ("user", "assistant"):
+        if role not in _OF_ROLE:
             raise bad_request(
-                f"{where}.role={shown(role)} must be user or assistant; the system prompt has a "
-                "field of its own, system",
-                "messages",
+                f"{where}.role={shown(role)} must be one of {', '.join(_OF_ROLE)}", "messages"
             )
         _check_fields(where, message, {"role", "content"}, "messages")
         content = message.get("content")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
             raise bad_request(f"{where}.content must be text or a list of blocks", "messages")
-        of_role = _user_messages if role == "user" else _assistant_messages
-        messages += of_role(f"{where}.content", blocks)
+        messages += _OF_ROLE[role](f"{where}.content", blocks)
     return messages
 
 
@@ -107,6 +111,8 @@ def _assistant_messages(where: str, blocks: list[dict[str, Any]]) -> Iterable[di
         elif kind == "thinking":
             _check_fields(at, block, {"thinking", "signature"}, "messages")
             thoughts.append(_string(at, block, "thinking"))
+        elif kind == "redacted_thinking":
+            continue  # only who encrypted it can read it
         elif kind == "tool_use":
             _check_fields(at, block, {"id", "name", "input", "caller"}, "messages")
             arguments = block.get("input")
@@ -115,13 +121,25 @@ def _assistant_messages(where: str, blocks: list[dict[str, Any]]) -> Iterable[di
             function = {"name": _string(at, block, "name"), "arguments": json.dumps(arguments)}
             calls.append({"id": _string(at, block, "id"), "type": "function", "function": function})
         else:
-            raise _unsupported(at, kind, "text, thinking, tool_use")
+            raise _unsupported(at, kind, "text, thinking, redacted_thinking, tool_use")
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)  # the templates' name for it
     if calls:
         message["tool_calls"] = calls
     yield message
+
+
+def _system_messages(where: str, blocks: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """What the model is told in the middle of a conversation."""
+    yield {"role": "system", "content": _text(where, blocks, "messages")}
+
+
+_OF_ROLE = {
+    "user": _user_messages,
+    "assistant": _assistant_messages,
+    "system": _system_messages,
+}
 
 
 def _text(where: str, value: Any, param: str | None = None) -> str:
@@ -231,7 +249,7 @@ def _thinking(thinking: Mapping[str, Any] | None) -> tuple[bool | None, bool, in
 def _response_format(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if config is None:
         return None
-    _check_fields("output_config", config, {"format"}, "output_config")
+    _check_fields("output_config", config, {"format", "effort"}, "output_config")
     form = config.get("format")
     if form is None:
         return None
@@ -241,3 +259,13 @@ def _response_format(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
             "output_config",
         )
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": form["schema"]}}
+
+
+def _effort(config: Mapping[str, Any] | None) -> Any:
+    effort = (config or {}).get("effort")
+    if effort is not None and effort not in get_args(Effort):
+        raise bad_request(
+            f"output_config.effort={shown(effort)} must be one of {', '.join(get_args(Effort))}",
+            "output_config",
+        )
+    return effort

@@ -15,8 +15,8 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     """POST /v1/messages/count_tokens.
 
     Attributes:
-        messages: of the roles user and assistant, with text, thinking, tool_use and tool_result
-            blocks. Where the last one is the assistant's, the answer continues it.
+        messages: of the roles user, assistant and system, with text, thinking, tool_use and
+            tool_result blocks. Where the last one is the assistant's, the answer continues it.
         model: a served name.
         system: text, or text blocks.
         tools: functions: name, description, input_schema.
@@ -24,7 +24,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
             none) with `disable_parallel_tool_use`.
         thinking: {"type": "enabled", "budget_tokens": …}, {"type": "adaptive"} or
             {"type": "disabled"}; the first two may have a `display`, "summarized" or "omitted".
-        output_config: {"format": {"type": "json_schema", "schema": …}}.
+        output_config: {"format": {"type": "json_schema", "schema": …}}, {"effort": …}.
         chat_template_kwargs: more variables for the template.
     """
 
@@ -55,13 +55,20 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     cache_salt: str | None = None
-    metadata: Annotated[dict[str, str], Meta(max_length=MAX_LABELS)] | None = None
+    metadata: Annotated[dict[str, str | None], Meta(max_length=MAX_LABELS)] | None = None
 
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "cache_control": ({"type": "ephemeral"},),
+    "cache_control": (
+        {"type": "ephemeral"},
+        *({"type": "ephemeral", "ttl": ttl} for ttl in ("5m", "1h")),
+    ),
     "container": (),
-    "context_management": (),
+    "context_management": (
+        {},
+        {"edits": []},
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    ),
     "diagnostics": (),
     "inference_geo": (),
     "mcp_servers": ([],),

@@ -20,6 +20,11 @@ class StorageFullError(APIError):
         super().__init__(400, message, code="storage_full")
 
 
+class FileLostError(Exception):
+    """A content that the database knows is not there, or not all of it: something else than Octavo
+    has removed it. Names the file."""
+
+
 def storage_error(error: OSError | sqlite3.Error) -> APIError:
     """What a user is told of it: that the disk is full, or else (503) to come again. The log has
     the rest."""

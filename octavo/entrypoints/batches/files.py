@@ -186,6 +186,8 @@ async def get_file_content(call: Call) -> Response:
         content = await asyncio.to_thread(path.open, "rb", 0)
     except FileNotFoundError:  # it was deleted just now
         raise APIError(404, f"there is no file {shown(file.id)}", param="id") from None
+    except OSError as error:
+        raise storage_error(error) from None
     return FileContent(content, file.bytes, call.server.config.stall_timeout)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from octavo.entrypoints.batches.database import IS_UNFINISHED, Database
+from octavo.entrypoints.batches.errors import FileLostError
 from octavo.entrypoints.batches.lines import LineResult
 from octavo.entrypoints.batches.objects import BatchErrors, BatchStatus
 from octavo.entrypoints.batches.stored_files import StoredFiles, sync_folder
@@ -114,6 +115,7 @@ class Jobs:
 
         Raises:
             StorageFullError: there is no room for them in the store.
+            FileLostError: those before them are not there any more.
             OSError, sqlite3.Error: they cannot be written.
         """
         with self._db.transaction():
@@ -145,10 +147,13 @@ class Jobs:
 
 
 def _append(path: Path, end: int, data: bytes) -> int:
-    """Write behind the first `end` bytes of a file, and nothing else there; the new end."""
+    """Write behind the first `end` bytes of a file, and nothing else there; the new end. Raises
+    FileLostError: it has fewer."""
     fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     is_new = not end
     try:
+        if os.fstat(fd).st_size < end:
+            raise FileLostError(f"results so far, in the file {path.name}, are lost")
         os.ftruncate(fd, end)
         view = memoryview(data)
         while view:

@@ -15,9 +15,9 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
-from octavo.entrypoints.batches.errors import StorageFullError
+from octavo.entrypoints.batches.errors import FileLostError, StorageFullError, storage_error
 from octavo.entrypoints.batches.jobs import Job
 from octavo.entrypoints.batches.line_runner import LineRunner
 from octavo.entrypoints.batches.lines import (
@@ -67,11 +67,12 @@ def validate(path: Path, endpoint: str, max_line_bytes: int) -> int:
     Raises:
         InvalidInputError: lines that are no requests for the endpoint, or share a custom_id; no
             lines, or too many.
+        FileLostError, OSError: it cannot be read.
     """
     errors: list[BatchError] = []
     seen: set[bytes] = set()  # digests: 50,000 ids may be long
     total = 0
-    with path.open("rb") as file:
+    with _open(path) as file:
         for line in read_lines(file, max_line_bytes):
             total += 1
             if total > MAX_LINES:
@@ -94,6 +95,18 @@ def validate(path: Path, endpoint: str, max_line_bytes: int) -> int:
     if errors:
         raise InvalidInputError(errors)
     return total
+
+
+def _open(path: Path) -> IO[bytes]:
+    """An input. Raises FileLostError."""
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        raise FileLostError(_lost_input(path)) from None
+
+
+def _lost_input(path: Path) -> str:
+    return f"the content of the input file {path.name} is lost; upload it again, as a new batch"
 
 
 class BatchRun:
@@ -130,6 +143,11 @@ class BatchRun:
             reasons = [error.error]
         except StorageFullError as error:
             reasons = [BatchError("storage_full", error.message)]
+        except FileLostError as error:
+            logger.error("%s failed: %s", job.id, error)
+            reasons = [BatchError("file_not_found", str(error))]
+        except OSError as error:  # an input that cannot be read
+            raise storage_error(error) from error
         except APIError:  # the store cannot be used now: whoever takes the batch up again may
             raise
         except Exception:
@@ -176,7 +194,7 @@ class BatchRun:
         done = await self._service.call(lambda store: store.jobs.done_lines(self._job.id))
         self.num_left = self._job.num_left
         runner = LineRunner(self._answer, self._store_results, self._service.slots)
-        with path.open("rb") as file:
+        with _open(path) as file:
             lines = read_lines(file, self._service.max_line_bytes, without=done)
             running = asyncio.ensure_future(runner.run(lines))
             stopped = asyncio.ensure_future(self._stop.wait())
@@ -184,6 +202,8 @@ class BatchRun:
                 await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
                 if running.done():
                     running.result()
+                    if self.num_left:
+                        raise FileLostError(_lost_input(path))
             finally:
                 running.cancel()
                 stopped.cancel()
@@ -207,7 +227,7 @@ class BatchRun:
         """An error for every line without a result."""
         done = await self._service.call(lambda store: store.jobs.done_lines(self._job.id))
         endpoint, max_bytes = self._job.endpoint, self._service.max_line_bytes
-        with path.open("rb") as file:
+        with _open(path) as file:
             lines = read_lines(file, max_bytes, without=done)
             while some := await asyncio.to_thread(_take_errors, lines, endpoint, max_bytes, code):
                 await self._store_results(some)

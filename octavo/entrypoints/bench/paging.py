@@ -124,9 +124,8 @@ class Occupancy(SchedulerHook):
         for new in step.new_requests:
             self._num_blocks[new.request_id] = len(new.block_ids[0])
             self._num_stored[new.request_id] = new.num_computed_tokens
-        cached = step.cached_requests
-        for request_id, block_ids in zip(cached.request_ids, cached.new_block_ids):
-            self._num_blocks[request_id] += 0 if block_ids is None else len(block_ids[0])
+        for request_id, block_ids in step.cached_requests.new_block_ids.items():
+            self._num_blocks[request_id] += len(block_ids[0])
         for request_id, num_tokens in step.num_scheduled_tokens.items():
             self._num_stored[request_id] += num_tokens
         self.wastes += [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import typing
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields
@@ -111,20 +112,32 @@ def _sampling_parameters() -> Iterator[inspect.Parameter]:
 
 def _option(name: str, hint: Any, default: Any, help_text: str, panel: str) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
-    choices = None
+    choices = parser = None
     if typing.get_origin(hint) is typing.Literal:  # the configuration checks the value
         hint, choices = str, "|".join(typing.get_args(hint))
+    if any(typing.get_origin(t) is dict for t in typing.get_args(hint)):
+        hint, choices, parser = str | None, "JSON", _json_object
     if typing.get_origin(hint) is tuple:  # given once per entry
         hint, default = list[str], list(default)
     if hint is bool or bool in typing.get_args(hint):
         flag = f"{flag}/--no-{flag[2:]}"
-    option = typer.Option(flag, help=help_text, metavar=choices, rich_help_panel=panel)
+    option = typer.Option(
+        flag, help=help_text, metavar=choices, parser=parser, rich_help_panel=panel
+    )
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
         annotation=Annotated[hint, option],
     )
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """An option's value. Raises ValueError, which is a wrong command line."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
 
 
 def _hidden_option(name: str, hint: Any) -> inspect.Parameter:

@@ -33,7 +33,7 @@ def serve(
 ) -> None:
     """Serve a model over the OpenAI API."""
     from octavo.engine.core_launch import CoreHandle
-    from octavo.entrypoints.openai.sockets import bind, removed_at_exit, share
+    from octavo.entrypoints.openai.sockets import bind, owned, share
     from octavo.entrypoints.openai.stop_signal import StopSignal
 
     stop = StopSignal()
@@ -44,10 +44,10 @@ def serve(
         engine = replace(engine, model=replace(engine.model, model=model_name)).checked()
     _warn_if_open(server)
     with stop.caught(), contextlib.ExitStack() as stack:
+        stack.enter_context(owned(server.uds))
         socks = share(bind(server.host, server.port, server.uds), server.api_server_count)
         for sock in socks:
             stack.callback(sock.close)
-        stack.enter_context(removed_at_exit(server.uds))
         # It loads while this process imports the rest.
         core = CoreHandle(num_front_ends=server.api_server_count)
         import uvloop

@@ -102,7 +102,7 @@ async def prepare_chat(
         )
 
     async def read_prompts() -> list[list[int]]:
-        return [await render_chat(request, model)]
+        return [await render_chat(request, model, prompt_field=prompt_field)]
 
     return await prepare(
         call,

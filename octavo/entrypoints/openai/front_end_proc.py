@@ -62,7 +62,6 @@ async def _serve(
         )
         keys = configured_keys(config, engine.config.scheduler.scheduling_policy, ledger)
         server = serve_engine(engine, config, keys)
-        server.streams.front_end = order.index
         server.tracing = configured_tracing(config)
         tls = server_tls(config)
         reload_at_hangup(config, keys, tls)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from octavo.entrypoints.openai.answers import Health, Load, ModelCard, ModelList, Version
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import json_response, unavailable
-from octavo.entrypoints.openai.siblings import ask_all
+from octavo.entrypoints.openai.siblings import ask_all, ask_each
 from octavo.version import __version__
 
 if TYPE_CHECKING:
@@ -41,10 +41,13 @@ async def version(call: Call) -> Response:
 
 async def metrics(call: Call) -> Response:
     """Prometheus's text, or OpenMetrics where the client asks for that."""
+    from octavo.entrypoints.openai.front_end_metrics import SECONDS, FrontEndMetrics
     from octavo.entrypoints.openai.metrics import expose
 
-    others = await ask_all(call)  # without one of them, counters would seem to have gone back
-    body, content_type = expose(call.server, call.header("accept"), others)
+    server = call.server
+    others = server.front_end_metrics = server.front_end_metrics or FrontEndMetrics()
+    others.hear(await ask_each(call, seconds=SECONDS))
+    body, content_type = expose(server, call.header("accept"), others)
     return Response(body, headers={"content-type": content_type})
 
 

@@ -84,7 +84,9 @@ class KeyRing:
         keys: keys without names and limits.
         path: a key file, which `reload` reads again.
         policy: the scheduling policy, which decides whether keys may have priorities.
-        ledger: what the keys of the file have used, in all front ends.
+
+    Attributes:
+        ledger: what the keys have used, in all front ends.
 
     Raises:
         ConfigError: the file cannot be read, or is wrong.
@@ -99,9 +101,9 @@ class KeyRing:
         ledger: Ledger | None = None,
     ) -> None:
         self._policy = policy
-        self._ledger = ledger or Ledger()
+        self.ledger = ledger or Ledger()
         digests = dict.fromkeys(_digest(key.encode()) for key in keys)
-        self._unnamed = [ApiKey(f"key-{d.hex()[:8]}", d, KeyAccount(KeyLimits())) for d in digests]
+        self._unnamed = [self._without_limits(digest) for digest in digests]
         self._path = path
         self._keys = self._read()
 
@@ -154,10 +156,14 @@ class KeyRing:
                 )
         return keys
 
+    def _without_limits(self, digest: bytes) -> ApiKey:
+        name = f"key-{digest.hex()[:8]}"
+        return ApiKey(name, digest, KeyAccount(KeyLimits(), usage=self.ledger.usage(name)))
+
     def _named(self) -> list[ApiKey]:
         if self._path is None:
             return []
-        return [_api_key(e, self._path, self._ledger) for e in _read_file(self._path)]
+        return [_api_key(e, self._path, self.ledger) for e in _read_file(self._path)]
 
 
 def configured_keys(config: ServerConfig, policy: Policy, ledger: Ledger | None = None) -> KeyRing:

@@ -1,4 +1,4 @@
-"""What API keys have used, in memory that all front ends of a server share.
+"""What API keys have used and hold, in memory that all front ends of a server share.
 
 It is a file of rows, one for each name that a key has had, mapped by every front end. A row is
 never given to another name. All but a front end's own counts is changed under a lock (`flock`),
@@ -24,7 +24,10 @@ MAX_NAMES = 2048
 _NAME_BYTES = 64
 _NUMBER_BYTES = 8
 _NUM_OF_BUCKETS = 4
-_NUM_PER_FRONT_END = 2
+_NUM_PER_FRONT_END = 3
+
+NOBODY = "*"
+"""Who has what requests without a key hold. No key has this name."""
 
 Numbers: TypeAlias = "memoryview[float]"
 
@@ -40,8 +43,8 @@ class Usage:
 
     Attributes:
         requests, tokens: a bucket each: what is missing in it, and since when.
-        answering, background: a number per front end: requests that are being answered, and those
-            that go on behind their answers.
+        answering, background, streams: a number per front end: requests that are being answered,
+            those that go on behind their answers, and resumable streams that run or are read.
         front_end: index of this one.
         lock: for all but this front end's own numbers.
     """
@@ -50,6 +53,7 @@ class Usage:
     tokens: Numbers = field(default_factory=partial(zeros, 2))
     answering: Numbers = field(default_factory=partial(zeros, 1))
     background: Numbers = field(default_factory=partial(zeros, 1))
+    streams: Numbers = field(default_factory=partial(zeros, 1))
     front_end: int = 0
     lock: AbstractContextManager[None] = field(default_factory=nullcontext)
 
@@ -62,6 +66,9 @@ class Ledger:
             front end.
         front_end: index of this one. What an earlier one of the same index was doing, it is not.
 
+    Attributes:
+        lock: for what several rows hold.
+
     Raises:
         ConfigError: the file cannot be made.
     """
@@ -69,11 +76,11 @@ class Ledger:
     def __init__(
         self, path: Path | None = None, *, front_end: int = 0, num_front_ends: int = 1
     ) -> None:
-        self._front_end = front_end
-        self._num_front_ends = num_front_ends
+        self.front_end = front_end
+        self.num_front_ends = num_front_ends
         self._rows: dict[str, Usage] = {}
         self._file: memoryview | None = None
-        self._lock: AbstractContextManager[None] = nullcontext()
+        self.lock: AbstractContextManager[None] = nullcontext()
         if path is None:
             return
         num_numbers = _NUM_OF_BUCKETS + _NUM_PER_FRONT_END * num_front_ends
@@ -86,17 +93,18 @@ class Ledger:
         except OSError as error:
             raise ConfigError(f"{path}, for the use of API keys, cannot be made: {error}") from None
         self._file = memoryview(mmap.mmap(fd, size))
-        self._lock = _FileLock(fd)
-        with self._lock:
+        self.lock = _FileLock(fd)
+        with self.lock:
             self._read_rows()
             for usage in self._rows.values():
-                usage.answering[front_end] = usage.background[front_end] = 0
+                for numbers in (usage.answering, usage.background, usage.streams):
+                    numbers[front_end] = 0
 
     def usage(self, name: str) -> Usage:
         """What the key of this name has used. Raises ConfigError: there were too many names."""
         if self._file is None:
             return self._rows.setdefault(name, Usage())
-        with self._lock:
+        with self.lock:
             self._read_rows()
             if name not in self._rows:
                 if len(self._rows) == MAX_NAMES:
@@ -110,9 +118,15 @@ class Ledger:
                 self._read_rows()
         return self._rows[name]
 
+    def num_streams(self) -> int:
+        """Of all keys and front ends. To be asked for under the lock."""
+        self._read_rows()
+        return int(sum(sum(usage.streams) for usage in self._rows.values()))
+
     def _read_rows(self) -> None:
         """Take in the rows that have come since the last time."""
-        assert self._file is not None
+        if self._file is None:
+            return
         while len(self._rows) < MAX_NAMES:
             start = len(self._rows) * self._row_bytes
             row = self._file[start : start + self._row_bytes]
@@ -120,14 +134,18 @@ class Ledger:
             if not name:
                 return
             numbers = row[_NAME_BYTES:].cast("d")
-            answering = _NUM_OF_BUCKETS + self._num_front_ends
+            answering, background, streams = (
+                numbers[start : start + self.num_front_ends]
+                for start in range(_NUM_OF_BUCKETS, len(numbers), self.num_front_ends)
+            )
             self._rows[name] = Usage(
                 requests=numbers[:2],
                 tokens=numbers[2:_NUM_OF_BUCKETS],
-                answering=numbers[_NUM_OF_BUCKETS:answering],
-                background=numbers[answering:],
-                front_end=self._front_end,
-                lock=self._lock,
+                answering=answering,
+                background=background,
+                streams=streams,
+                front_end=self.front_end,
+                lock=self.lock,
             )
 
 

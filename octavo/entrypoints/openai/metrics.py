@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -13,12 +13,11 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
-from octavo.engine.metrics import CORE_FAMILIES, PREFIX, collect
+from octavo.engine.metrics import PREFIX, collect
 from octavo.entrypoints.openai.chat_output import ToolCallCounts
+from octavo.entrypoints.openai.front_end_metrics import FrontEndMetrics, MergedCollector
 from octavo.entrypoints.openai.keys import ApiKey
 from octavo.entrypoints.openai.quotas import REJECTIONS, KeyAccount
 from octavo.entrypoints.openai.state import Server
@@ -135,47 +134,10 @@ def _keys(keys: Iterable[ApiKey]) -> Iterator[Metric]:
     yield refused
 
 
-class MergedCollector(Collector):
-    """The families of one front end, with those of others added to them. What they all heard of the
-    same engine core is taken once.
-
-    Args:
-        own: this front end's.
-        others: expositions of the others, as text.
-    """
-
-    def __init__(self, own: Collector, others: Sequence[bytes]) -> None:
-        self._own = own
-        self._others = others
-
-    def collect(self) -> Iterator[Metric]:
-        families = [list(text_string_to_metric_families(t.decode())) for t in self._others]
-        for own in self._own.collect():
-            if own.name not in CORE_FAMILIES:
-                same = [f for other in families for f in other if f.name == own.name]
-                own.samples = _sums(s for family in (own, *same) for s in family.samples)
-            yield own
-
-
-def _sums(samples: Iterable[Sample]) -> list[Sample]:
-    """Samples of the same name and labels added up."""
-    sums: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
-    for sample in samples:
-        key = (sample.name, tuple(sorted(sample.labels.items())))
-        value = sample.value + (sums[key].value if key in sums else 0.0)
-        sums[key] = Sample(sample.name, sample.labels, value)
-    return list(sums.values())
-
-
-def expose(server: Server, accept: str, others: Sequence[bytes] = ()) -> tuple[bytes, str]:
-    """(body, content type) in the format that the `Accept` header asks for.
-
-    Args:
-        others: what further front ends of the server expose.
-    """
+def expose(server: Server, accept: str, others: FrontEndMetrics) -> tuple[bytes, str]:
+    """(body, content type) in the format that the `Accept` header asks for."""
     registry = CollectorRegistry(auto_describe=False)
-    own = ServerCollector(server)
-    registry.register(MergedCollector(own, others) if others else own)
+    registry.register(MergedCollector(ServerCollector(server), others))
     ProcessCollector(registry=registry)
     encoder, content_type = choose_encoder(accept)
     return encoder(registry), content_type

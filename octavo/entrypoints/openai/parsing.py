@@ -43,6 +43,9 @@ _MOVED = {
 """Names that users bring from elsewhere, and what to do, where a route has no such field."""
 
 _MOST_PARAMS = 100
+_BOM = b"\xef\xbb\xbf"
+"""What .NET and PowerShell write before UTF-8. RFC 8259 lets parsers pass over it."""
+
 _WHERE = re.compile(r" - at `(?P<path>[^`]*)`$")
 _HALF_PAIR = re.compile(
     rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -122,7 +125,7 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
                 code="request_too_large",
             )
     try:
-        values = msgspec.json.decode(body)
+        values = msgspec.json.decode(memoryview(body)[len(_BOM) :] if body[:3] == _BOM else body)
     except msgspec.ValidationError:  # of values without a type it is only ever this
         raise bad_request(
             "the body holds a number out of range: at most 1.7e308, an integer 4,300 digits"

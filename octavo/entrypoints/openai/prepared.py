@@ -93,6 +93,7 @@ async def prepare(
     if request.prompt_logprobs is not None:
         limit = call.server.config.max_logprobs
         check_num_logprobs("prompt_logprobs", request.prompt_logprobs, limit)
+    max_tokens, default_max_tokens = _limited(request, model, max_tokens, default_max_tokens)
     request_id = request_id_of(call, request.request_id)
     priority = priority_of(call, request.priority, model)
     beams = beam_search_params(request, max_tokens=max_tokens)
@@ -152,6 +153,22 @@ def _check_num_choices(num_prompts: int, params: SamplingParams) -> None:
             f"{num_choices} completions; at most {MAX_CHOICES} in one request",
             name,
         )
+
+
+def _limited(
+    request: GenerationRequest, model: ServedModel, max_tokens: int | None, default: int | None
+) -> tuple[int | None, int | None]:
+    """`max_tokens` and its default, within the server's limit (as vLLM: without an error). Raises
+    APIError."""
+    limit = model.max_new_tokens
+    if limit is None:
+        return max_tokens, default
+    if request.min_tokens is not None and request.min_tokens > limit:
+        raise bad_request(
+            f"min_tokens={request.min_tokens} is more than any request gets here: {limit}",
+            "min_tokens",
+        )
+    return max_tokens and min(max_tokens, limit), min(default or limit, limit)
 
 
 def _max_tokens(

@@ -103,32 +103,54 @@ class AnswerSiblings:
 
 
 async def ask_all(call: Call, body: bytes = b"") -> list[bytes]:
-    """What the front ends that this one speaks for answer to the same request: the same method
-    (GET for a HEAD), path and key. Its key pays once, here. Raises APIError 503: one of them does
-    not answer."""
+    """What the front ends that this one speaks for answer to the same request, as `ask_each`.
+    Raises APIError 503: one of them does not."""
+    answers = []
+    for answer in (await ask_each(call, body)).values():
+        if isinstance(answer, OSError):
+            raise unavailable(f"a front end is missing: {answer}", "front_end")
+        answers.append(answer)
+    return answers
+
+
+async def ask_each(
+    call: Call, body: bytes = b"", *, seconds: float = FETCH_SECONDS
+) -> dict[str, bytes | OSError]:
+    """Ask the front ends that this one speaks for the same request: the same method (GET for a
+    HEAD), path and key. Its key pays once, here.
+
+    Returns:
+        Path of a front end's private socket → the body of its answer, or why there is none.
+    """
     scope = call.scope
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     key = [header for header in scope["headers"] if header[0] in KEY_HEADERS]
     target = _ASKED + scope["path"]
-    asked = [fetch(path, method, target, key, body) for path in call.server.siblings]
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    for answer in answers:
-        if isinstance(answer, OSError):
-            raise unavailable(f"a front end is missing: {answer}", "front_end")
-        if isinstance(answer, BaseException):
-            raise answer
-    return [answer for answer in answers if isinstance(answer, bytes)]
+
+    async def ask(path: str) -> bytes | OSError:
+        try:
+            return await fetch(path, method, target, key, body, seconds=seconds)
+        except OSError as error:
+            return error
+
+    paths = call.server.siblings
+    return dict(zip(paths, await asyncio.gather(*map(ask, paths))))
 
 
 async def fetch(
-    path: str, method: str, target: str, headers: list[tuple[bytes, bytes]], body: bytes = b""
+    path: str,
+    method: str,
+    target: str,
+    headers: list[tuple[bytes, bytes]],
+    body: bytes = b"",
+    *,
+    seconds: float = FETCH_SECONDS,
 ) -> bytes:
-    """The body that a sibling answers with. Raises OSError: it cannot be had, or takes longer than
-    `FETCH_SECONDS`."""
+    """The body that a sibling answers with. Raises OSError: it cannot be had, or takes longer."""
     try:
-        return await asyncio.wait_for(_fetch(path, method, target, headers, body), FETCH_SECONDS)
+        return await asyncio.wait_for(_fetch(path, method, target, headers, body), seconds)
     except asyncio.TimeoutError:
-        raise OSError(f"a front end did not answer {target} in {FETCH_SECONDS} s") from None
+        raise OSError(f"a front end did not answer {target} in {seconds} s") from None
 
 
 async def _fetch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
@@ -27,8 +28,8 @@ def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
     sock = None
     try:
         if uds is not None:
-            sock = socket.socket(socket.AF_UNIX)
             _remove_socket(uds)
+            sock = socket.socket(socket.AF_UNIX)
             sock.bind(uds)
             return sock
         [family, kind, proto, _, address], *_ = socket.getaddrinfo(
@@ -76,15 +77,47 @@ def shown_address(host: str, port: int) -> str:
 
 
 @contextlib.contextmanager
-def removed_at_exit(path: str | None) -> Iterator[None]:
-    """Remove the Unix socket at `path` at the end, unless another server has put its own there."""
-    bound = None if path is None else os.stat(path)
+def owned(path: str | None) -> Iterator[None]:
+    """Let no other server take the Unix socket at `path`, from before it is bound, when nobody
+    listens there yet, to the end, when it is removed. The kernel gives up the lock, a file beside
+    it, of a server that is killed.
+
+    Raises:
+        ConfigError: it is another server's.
+    """
+    if path is None:
+        yield
+        return
+    lock_path = f"{path}.lock"
+    fd = _lock(path, lock_path)
     try:
         yield
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            if path is not None and bound is not None and os.path.samestat(bound, os.stat(path)):
-                os.unlink(path)
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(fd), os.stat(lock_path)):
+                _remove_socket(path)
+                os.unlink(lock_path)
+        os.close(fd)
+
+
+def _lock(path: str, lock_path: str) -> int:
+    """The descriptor of the file at `lock_path`, locked."""
+    while True:
+        try:
+            fd = os.open(lock_path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"cannot listen at {path}: {lock_path}: {error.strerror}") from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.stat(lock_path)):
+                return fd
+        except FileNotFoundError:  # its owner has removed it
+            pass
+        except OSError as error:
+            os.close(fd)
+            reason = "another server has it" if isinstance(error, BlockingIOError) else error
+            raise ConfigError(f"cannot listen at {path}: {reason}") from None
+        os.close(fd)
 
 
 def _remove_socket(path: str) -> None:

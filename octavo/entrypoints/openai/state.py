@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
     from octavo.engine.wire import CoreInfo
     from octavo.entrypoints.batches.service import BatchService
+    from octavo.entrypoints.openai.front_end_metrics import FrontEndMetrics
     from octavo.entrypoints.openai.tracing import Tracing
     from octavo.entrypoints.web.feed import Feed
 
@@ -134,6 +135,13 @@ class ServedModel:
         assert limit is not None
         return limit
 
+    @property
+    def max_new_tokens(self) -> int | None:
+        """Most new tokens of any request, where --override-generation-config says so."""
+        override = self.engine.config.model.override_generation_config or {}
+        limit = override.get("max_new_tokens")
+        return None if limit is None else int(limit)
+
 
 @dataclass
 class Server:
@@ -154,6 +162,7 @@ class Server:
         tracing: where their traces go.
         feeds: what the dashboard shows, by the engine's identity (`id`).
         siblings: paths of the private sockets of the front ends that this one speaks for.
+        front_end_metrics: what these have said; None: nobody has asked for metrics yet.
     """
 
     models: Mapping[str, ServedModel]
@@ -165,6 +174,7 @@ class Server:
     responses: ResponseStore = field(default_factory=ResponseStore)
     feeds: dict[int, Feed] = field(default_factory=dict)
     siblings: Sequence[str] = ()
+    front_end_metrics: FrontEndMetrics | None = None
     tracing: Tracing | None = None
     http_seconds: dict[str, Histogram] = field(default_factory=dict)
 
@@ -182,7 +192,7 @@ class Server:
             self.batches = BatchService(self, Path(self.config.batch_dir))
         self.batch_admission = Admission()
         self.tool_calls = {name: model.tool_calls for name, model in self.models.items()}
-        self.streams = StreamStore(self.config.resume_timeout)
+        self.streams = StreamStore(self.config.resume_timeout, self.keys.ledger)
         self._serial = itertools.count()
         for engine in self.engines.values():
             engine.metrics.on_started = self._started

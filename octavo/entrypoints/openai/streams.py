@@ -26,11 +26,11 @@ from octavo.entrypoints.openai.errors import (
     as_api_error,
     bad_request,
     json_response,
-    unavailable,
 )
 from octavo.entrypoints.openai.event_log import EventLog
+from octavo.entrypoints.openai.ledger import Ledger
 from octavo.entrypoints.openai.request_log import end_in_background
-from octavo.entrypoints.openai.shares import exceeds_share
+from octavo.entrypoints.openai.shares import StreamPlaces
 from octavo.entrypoints.openai.sse import EventStream, split_events
 from octavo.errors import shown
 from octavo.log import get_logger
@@ -45,8 +45,9 @@ logger = get_logger(__name__)
 
 PATH = "/v1/streams"
 MAX_STREAMS = 1024
+"""That run or are read, in all front ends; and that one front end keeps."""
 MAX_BYTES = 128 * 2**20
-"""Of the events of all streams together."""
+"""Of the events of all streams together; each front end has its part."""
 MAX_LOG_BYTES = 8 * 2**20
 """Of the events of one."""
 
@@ -101,6 +102,7 @@ class ResumableStream:
         self._streams = streams
         self._error: APIError | None = None
         self._is_known = False
+        self._has_place = False
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, call: Call, begin: Begin) -> AsyncGenerator[bytes, None]:
@@ -110,6 +112,7 @@ class ResumableStream:
             APIError: 503, there are too many; or as `read`.
         """
         self._streams.keep(self)
+        self._has_place = True
         self.task = asyncio.ensure_future(self._make(call, call.ticket.hand_over(), begin))
         async with aclosing(self.read(0)) as events:
             async for data in events:
@@ -138,6 +141,7 @@ class ResumableStream:
             if record.in_background:
                 end_in_background(call.server, record)
             self.task = None
+            self._settle()
             self.log.close()
             call.server.in_flight -= 1
 
@@ -149,6 +153,7 @@ class ResumableStream:
         """
         self._set_timer(None)
         self.num_readers += 1
+        self._settle()
         try:
             async with aclosing(self.log.read(start)) as events:
                 async for data in events:
@@ -158,6 +163,7 @@ class ResumableStream:
                 raise self._error
         finally:
             self.num_readers -= 1
+            self._settle()
             if not self._is_known:
                 self._streams.drop(self)
             elif not self.num_readers:
@@ -168,6 +174,18 @@ class ResumableStream:
         self._set_timer(None)
         if self.task is not None:
             self.task.cancel()
+
+    @property
+    def is_active(self) -> bool:
+        """Does it run, or does somebody read it?"""
+        return self.task is not None or self.num_readers > 0
+
+    def _settle(self) -> None:
+        """Have a place as long as it is active."""
+        if self.is_active != self._has_place:
+            self._has_place = self.is_active
+            places = self._streams.places
+            (places.take_again if self._has_place else places.give_back)(self.key)
 
     def _append(self, data: bytes) -> None:
         before = self.log.num_bytes
@@ -190,21 +208,28 @@ class StreamStore:
 
     Args:
         seconds: for which a stream goes on, and is kept, without a reader.
+        ledger: its front end is a part of the streams' ids.
 
     Attributes:
-        front_end: its index, which is a part of the streams' ids.
+        places: how many may run or be read.
     """
 
     def __init__(
-        self, seconds: float, *, max_streams: int = MAX_STREAMS, max_bytes: int = MAX_BYTES
+        self,
+        seconds: float,
+        ledger: Ledger | None = None,
+        *,
+        max_streams: int = MAX_STREAMS,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
+        ledger = ledger or Ledger()
         self.seconds = seconds
-        self.front_end = 0
+        self.places = StreamPlaces(max_streams, ledger)
+        self._front_end = ledger.front_end
         self._max_streams = max_streams
-        self._max_bytes = max_bytes
+        self._max_bytes = max_bytes // ledger.num_front_ends
         self._num_bytes = 0
         self._streams: dict[str, ResumableStream] = {}  # in the order in which they began
-        self._num_of: Counter[str | None] = Counter()  # by key
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -214,25 +239,17 @@ class StreamStore:
 
     def new_stream(self, key: str | None) -> ResumableStream:
         """One that has not begun, and is not kept yet."""
-        return ResumableStream(f"stream_{self.front_end}_{uuid4().hex}", key, self)
+        return ResumableStream(f"stream_{self._front_end}_{uuid4().hex}", key, self)
 
     def keep(self, stream: ResumableStream) -> None:
-        """A stream begins. Raises APIError 503: there are too many."""
-        key, most = stream.key, self._max_streams
-        num, num_of_key = len(self._streams), self._num_of[key]
-        if key is not None and exceeds_share(num_of_key, num, most) and not self._drop_ended(key):
-            message = (
-                f"{num_of_key} resumable streams of this API key run or are read, its share; leave "
-                "resumable out"
-            )
-            raise unavailable(message, "too_many_streams")
-        if len(self._streams) >= most and not self._drop_ended():
-            message = (
-                f"{num} resumable streams run or are read, of at most {most}; leave resumable out"
-            )
-            raise unavailable(message, "too_many_streams")
+        """A stream begins, and has a place. Where too many are kept, the oldest one gives way that
+        is not active, of the key that has the most of these. Raises APIError 503: no place."""
+        self.places.take(stream.key)
+        if len(self._streams) >= self._max_streams:  # of which not all are active: it had a place
+            num_of = Counter(s.key for s in self._streams.values() if not s.is_active)
+            ((key, _),) = num_of.most_common(1)
+            self._drop_ended(key)
         self._streams[stream.id] = stream
-        self._num_of[key] += 1
 
     def get(self, stream_id: str, key: str | None) -> ResumableStream:
         """The stream, if it was made with this key. Raises APIError 404."""
@@ -250,7 +267,6 @@ class StreamStore:
         """End a stream, and forget it. Those who read it get its end."""
         if self._streams.pop(stream.id, None) is not None:
             self._num_bytes -= stream.log.num_bytes
-            self._num_of[stream.key] -= 1
         stream.end()
 
     def count(self, num_bytes: int) -> None:
@@ -271,12 +287,10 @@ class StreamStore:
             largest.shrink(before // 2)
             self._num_bytes -= before - largest.num_bytes
 
-    def _drop_ended(self, *keys: str | None) -> bool:
-        """Forget the oldest stream (of these keys, if any are given) that has ended and that nobody
-        reads, if there is one."""
+    def _drop_ended(self, key: str | None) -> bool:
+        """Forget the oldest stream of a key that is not active, if there is one."""
         for stream in self._streams.values():
-            is_one = not keys or stream.key in keys
-            if is_one and stream.task is None and not stream.num_readers:
+            if stream.key == key and not stream.is_active:
                 self.drop(stream)
                 return True
         return False

@@ -38,6 +38,7 @@ from octavo.entrypoints.responses.protocol import (
     TextDelta,
     TextDone,
 )
+from octavo.entrypoints.responses.reasoning import carried
 
 if TYPE_CHECKING:
     from octavo.entrypoints.openai.answers import TokenLogprob, Usage
@@ -51,14 +52,22 @@ class ResponseBuilder:
 
     Args:
         parsing: gives calls their ids; None where the answer has none.
+        carries_reasoning: reasoning items have `encrypted_content`.
 
     Attributes:
         response: as of now.
     """
 
-    def __init__(self, response: Response, parsing: AnswerParsing | None) -> None:
+    def __init__(
+        self,
+        response: Response,
+        parsing: AnswerParsing | None,
+        *,
+        carries_reasoning: bool = False,
+    ) -> None:
         self.response = response
         self._parsing = parsing
+        self._carries_reasoning = carries_reasoning
         self._number = 0
         self._item: OutputItem | None = None  # the one that is open
         self._logprobs: list[TokenLogprob] = []  # not told yet
@@ -200,6 +209,9 @@ class ResponseBuilder:
                 told.append(self._event(TextDone, **place, text=part.text, logprobs=part.logprobs))
             else:
                 told.append(self._event(ReasoningDone, **place, text=part.text))
+                if self._carries_reasoning:
+                    assert isinstance(item, ReasoningItem)
+                    item.encrypted_content = carried(part.text)
             told.append(self._event(PartDone, **place, part=part))
         return [*told, self._event(ItemDone, output_index=index, item=item)]
 

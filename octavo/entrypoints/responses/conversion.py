@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, Effort
 from octavo.entrypoints.openai.structured import RESPONSE_FORMATS
-from octavo.entrypoints.responses.protocol import LOGPROBS, ResponsesRequest
+from octavo.entrypoints.responses.protocol import (
+    INCLUDABLE,
+    LOGPROBS,
+    InputTokensRequest,
+    ResponsesRequest,
+)
+from octavo.entrypoints.responses.reasoning import text_of
 from octavo.errors import shown
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _LABELS = {"type", "id", "status"}
+_SUMMARIES = ("auto", "concise", "detailed")
+"""Of `reasoning.summary`: all reasoning is given whatever it says."""
 
 
-def chat_request(request: ResponsesRequest, items: Iterable[Any]) -> ChatCompletionRequest:
+def chat_request(request: InputTokensRequest, items: Sequence[Any]) -> ChatCompletionRequest:
     """The same as a chat request.
 
     Args:
@@ -24,19 +32,14 @@ def chat_request(request: ResponsesRequest, items: Iterable[Any]) -> ChatComplet
     Raises:
         APIError: 400, an item, tool or option is malformed or not supported.
     """
+    if not items:
+        raise _wrong("input must hold at least one item")
     messages = [] if not request.instructions else [_message("system", request.instructions)]
     for i, item in enumerate(items):
         _add_item(messages, f"input[{i}]", item)
-    return ChatCompletionRequest(
+    chat = ChatCompletionRequest(
         model=request.model,
         messages=messages,
-        stream=request.stream or request.background,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        seed=request.seed,
-        stop=request.stop,
-        cache_salt=request.cache_salt,
         chat_template_kwargs=request.chat_template_kwargs,
         tools=[_tool(f"tools[{i}]", tool) for i, tool in enumerate(request.tools or ())] or None,
         tool_choice=_tool_choice(request.tool_choice),
@@ -44,6 +47,15 @@ def chat_request(request: ResponsesRequest, items: Iterable[Any]) -> ChatComplet
         response_format=_response_format(request.text),
         reasoning_effort=_effort(request.reasoning),
     )
+    if isinstance(request, ResponsesRequest):
+        chat.stream = request.stream or request.background
+        chat.temperature = request.temperature
+        chat.top_p = request.top_p
+        chat.top_k = request.top_k
+        chat.seed = request.seed
+        chat.stop = request.stop
+        chat.cache_salt = request.cache_salt
+    return chat
 
 
 def input_items(value: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -55,15 +67,17 @@ def input_items(value: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
     """Whether log probabilities are to be given. Raises APIError: it includes something else."""
-    for name in request.include or ():
-        if name != LOGPROBS:
+    included = request.include or []
+    for name in included:
+        if name not in INCLUDABLE:
             raise bad_request(
-                f"include={shown(name)} is not supported by this server; it can include {LOGPROBS}",
+                f"include={shown(name)} is not supported by this server; it can include "
+                f"{', '.join(INCLUDABLE)}",
                 "include",
             )
-    if request.top_logprobs and not request.include:
+    if request.top_logprobs and LOGPROBS not in included:
         raise bad_request(f"top_logprobs needs include=[{LOGPROBS!r}]", "top_logprobs")
-    return bool(request.include)
+    return LOGPROBS in included
 
 
 def _message(role: str, content: str) -> dict[str, Any]:
@@ -101,8 +115,7 @@ def _add_item(messages: list[dict[str, Any]], where: str, item: dict[str, Any]) 
         output = _text(f"{where}.output", item.get("output"))
         messages.append({**_message("tool", output), "tool_call_id": call_id})
     elif kind == "reasoning":
-        _check_fields(where, item, {"content", "summary"})
-        text = _text(f"{where}.content", item.get("content") or "", ("reasoning_text",))
+        text = _reasoning(where, item)
         message = _assistant(messages)
         message["reasoning_content"] = message.get("reasoning_content", "") + text
     else:
@@ -110,6 +123,19 @@ def _add_item(messages: list[dict[str, Any]], where: str, item: dict[str, Any]) 
             f"{where}: an item of type {shown(kind)} is not supported; supported: message, "
             "function_call, function_call_output, reasoning"
         )
+
+
+def _reasoning(where: str, item: dict[str, Any]) -> str:
+    """The text of a reasoning item: its content, what a client carried of it, or its summary."""
+    _check_fields(where, item, {"content", "summary", "encrypted_content"})
+    if content := item.get("content"):
+        return _text(f"{where}.content", content, ("reasoning_text",))
+    if item.get("encrypted_content") is None:
+        return _text(f"{where}.summary", item.get("summary") or "", ("summary_text",))
+    text = text_of(_string(where, item, "encrypted_content"))
+    if text is None:
+        raise _wrong(f"{where}.encrypted_content was not made here; leave the item out")
+    return text
 
 
 def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -206,7 +232,8 @@ def _response_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _effort(reasoning: Mapping[str, Any] | None) -> Any:
     for name, value in (reasoning or {}).items():
-        if name != "effort" and (name, value) != ("summary", "auto") and value is not None:
+        is_summary = name == "summary" and value in _SUMMARIES
+        if name != "effort" and not is_summary and value is not None:
             raise bad_request(
                 f"reasoning.{name}={shown(value)} is not supported by this server", "reasoning"
             )

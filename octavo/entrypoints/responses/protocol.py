@@ -12,58 +12,70 @@ from octavo.entrypoints.openai.answers import PromptTokensDetails, TokenLogprob
 from octavo.entrypoints.openai.protocol import MAX_LABELS, MAX_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
-"""The one thing that `include` can add."""
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+INCLUDABLE = (LOGPROBS, ENCRYPTED_REASONING)
+"""What `include` can add."""
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
-    """POST /v1/responses.
+class InputTokensRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/responses/input_tokens.
 
     Attributes:
         input: text, or items: messages, function calls and their outputs, reasoning.
         model: a served name; absent is the first one.
         instructions: a system message for this response only.
-        max_output_tokens: most new tokens, reasoning included.
         tools: functions.
         tool_choice: "auto", "none", "required", or {"type": "function", "name": …}.
         text: {"format": …}: text, json_object or json_schema.
         reasoning: {"effort": …}, as `reasoning_effort` of chats. All reasoning is given.
-        include: ["message.output_text.logprobs"], with `top_logprobs` alternatives.
         previous_response_id: the conversation so far, as the server keeps it.
-        store: keep it (default true).
-        background: answer at once, and go on without the client.
-        metadata: given back with the response.
         truncation: "disabled": a prompt that is too long is an error.
-        user, safety_identifier, prompt_cache_key: the caller's own labels.
-        top_k, seed, stop, cache_salt, chat_template_kwargs: as in a chat.
+        chat_template_kwargs: as in a chat.
     """
 
     input: str | list[dict[str, Any]]
     model: str | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_logprobs: int | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
-    include: list[str] | None = None
     previous_response_id: str | None = None
+    truncation: Literal["disabled"] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=MAX_LABELS)] | None = None
+
+
+class ResponsesRequest(InputTokensRequest, kw_only=True):
+    """POST /v1/responses.
+
+    Attributes:
+        max_output_tokens: most new tokens, reasoning included.
+        include: of `INCLUDABLE`; log probabilities are with `top_logprobs` alternatives.
+        store: keep it (default true).
+        background: answer at once, and go on without the client.
+        metadata: given back with the response.
+        user, safety_identifier, prompt_cache_key, client_metadata: the caller's own labels.
+        top_k, seed, stop, cache_salt: as in a chat.
+    """
+
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=MAX_LABELS)] | None = None
-    truncation: Literal["disabled"] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    client_metadata: Annotated[dict[str, str], Meta(max_length=MAX_LABELS)] | None = None
     top_k: int | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     cache_salt: str | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=MAX_LABELS)] | None = None
 
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -128,12 +140,14 @@ class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message")
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """The model's reasoning, all of it."""
+    """The model's reasoning, all of it. `encrypted_content`, where asked for, is the same once
+    more (`reasoning.py`)."""
 
     id: str
     status: str = "in_progress"
     summary: list[Any] = []
     content: list[ReasoningText] = []
+    encrypted_content: str | None = None
 
 
 class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
@@ -209,6 +223,13 @@ class Response(msgspec.Struct, kw_only=True):
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
     user: str | None = None
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    """Answer to POST /v1/responses/input_tokens."""
+
+    object: str = "response.input_tokens"
+    input_tokens: int
 
 
 class ItemList(msgspec.Struct, kw_only=True):

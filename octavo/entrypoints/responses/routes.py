@@ -14,6 +14,7 @@ import msgspec
 from octavo.contracts.messages import ServiceClass
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.chat import prepare_chat
+from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.errors import (
     APIError,
     as_api_error,
@@ -34,9 +35,12 @@ from octavo.entrypoints.openai.sse import EventStream
 from octavo.entrypoints.responses.builder import ResponseBuilder
 from octavo.entrypoints.responses.conversion import chat_request, input_items, wants_logprobs
 from octavo.entrypoints.responses.protocol import (
+    ENCRYPTED_REASONING,
     UNSUPPORTED,
     DeletedResponse,
     InputItemsQuery,
+    InputTokens,
+    InputTokensRequest,
     ItemList,
     Response,
     ResponseEvent,
@@ -68,10 +72,7 @@ async def create_response(call: Call) -> HTTPResponse | EventStream:
         if request.background:
             raise bad_request("a batch is in the background already; leave it out", "background")
         request.store = False  # the batch's results keep it: it would displace others
-    earlier: list[dict[str, Any]] = []
-    if request.previous_response_id is not None:
-        earlier = _previous(call, request.previous_response_id)
-    own = input_items(request.input)
+    earlier, own = _earlier_items(call, request), input_items(request.input)
     with ExitStack() as stack:
         if request.background:  # the work outlives this HTTP request, and so does its ticket
             call = replace(call, ticket=stack.enter_context(call.ticket.hand_over()))
@@ -189,10 +190,19 @@ async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, An
         top_p=generation.params.top_p,
         user=request.user,
     )
-    return _Making(generation, ResponseBuilder(response, generation.parsing), num_top)
+    builder = ResponseBuilder(
+        response,
+        generation.parsing,
+        carries_reasoning=ENCRYPTED_REASONING in (request.include or ()),
+    )
+    return _Making(generation, builder, num_top)
 
 
-def _previous(call: Call, response_id: str) -> list[dict[str, Any]]:
+def _earlier_items(call: Call, request: InputTokensRequest) -> list[dict[str, Any]]:
+    """The conversation before a request's own items. Raises APIError."""
+    response_id = request.previous_response_id
+    if response_id is None:
+        return []
     entry = _entry(call, response_id)
     if entry.response.status in ("queued", "in_progress"):
         raise APIError(
@@ -286,6 +296,15 @@ async def delete_response(call: Call) -> HTTPResponse:
     return json_response(DeletedResponse(id=entry.response.id))
 
 
+async def count_input_tokens(call: Call) -> HTTPResponse:
+    """How many tokens the prompt of a response would have."""
+    request = parse_body(call.take_body(), InputTokensRequest, UNSUPPORTED)
+    items = [*_earlier_items(call, request), *input_items(request.input)]
+    chat = chat_request(request, items)
+    ids = await render_chat(chat, call.server.model(request.model), prompt_field="input")
+    return json_response(InputTokens(input_tokens=len(ids)))
+
+
 async def list_input_items(call: Call) -> HTTPResponse:
     """The items of a response's own input."""
     query = call.query(InputItemsQuery)
@@ -321,6 +340,17 @@ ROUTES = (
         unsupported=UNSUPPORTED,
         response=Response,
         event=ResponseEvent,
+        errors=(404, 409),
+        queued=True,
+    ),
+    APIRoute(
+        method="POST",
+        path=f"{PATH}/input_tokens",
+        summary="The number of a response's prompt tokens",
+        handler=count_input_tokens,
+        request=InputTokensRequest,
+        unsupported=UNSUPPORTED,
+        response=InputTokens,
         errors=(404, 409),
         queued=True,
     ),

@@ -210,6 +210,59 @@ async def test_systems_prefills_and_schemas() -> None:
         assert json.loads(message.content[0].text) == {"a": 1}
 
 
+# What Claude Code sends: vllm#44000, mlx-vlm#1264, claude-code#21612, copilot-api#305.
+CLAUDE_CODE: dict[str, Any] = {
+    "thinking": {"type": "adaptive"},
+    "output_config": {"effort": "high"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "cache_control": {"type": "ephemeral", "ttl": "1h"},
+    "metadata": {"user_id": None},
+}
+
+
+async def test_claude_code_is_understood() -> None:
+    parts = [{"type": "text", "text": "b", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+    messages: list[Any] = [
+        {"role": "user", "content": "a"},
+        {"role": "system", "content": "Be brief"},
+        {
+            "role": "assistant",
+            "content": [{"type": "redacted_thinking", "data": "x"}, *parts],
+        },
+        {"role": "user", "content": "SAY:c"},
+        {"role": "system", "content": [{"type": "text", "text": "SAY:d"}]},
+    ]
+    async with serving() as s:
+        body = {"model": MODEL, "max_tokens": 5, "messages": messages, **CLAUDE_CODE}
+        reply = await s.post("/v1/messages?beta=true", body)
+        assert reply.json["content"] == [{"type": "text", "text": "d"}], reply.body
+    rendered, options = s.engine.rendered[-1]
+    roles = [(m["role"], m["content"]) for m in rendered]
+    assert roles[1:3] == [("system", "Be brief"), ("assistant", "b")]
+    assert roles[4] == ("system", "SAY:d")
+    assert options["reasoning_effort"] == "high"
+    assert options["enable_thinking"] is True
+
+
+@pytest.mark.parametrize("as_blocks", [False, True])
+async def test_a_billing_header_does_not_keep_prompts_from_being_cached(as_blocks: bool) -> None:
+    """claude-code#68900, vllm-mlx#277: its hash differs in every request."""
+    async with serving() as s:
+        for i in range(2):
+            header = f"x-anthropic-billing-header: cc_version=2.1; cch={i}abc;"
+            texts = [header, "You are x-anthropic-billing-header: neat\nx-anthropic"]
+            system: Any = "\n".join(texts)
+            if as_blocks:
+                system = [{"type": "text", "text": text} for text in texts]
+            reply = await s.post("/v1/messages", said("a", system=system))
+        usage = reply.json["usage"]
+        assert s.engine.rendered[0][0] == s.engine.rendered[1][0]
+        assert s.engine.rendered[0][0][0] == {"role": "system", "content": texts[1]}
+        assert usage["cache_read_input_tokens"] >= usage["input_tokens"] > 0
+        await s.post("/v1/messages", said("a", system=header))
+        assert [m["role"] for m in s.engine.rendered[-1][0]] == ["user"]
+
+
 async def test_count_tokens_is_what_the_message_has() -> None:
     async with serving() as s, client_of(s) as client:
         body = said("hello", system="Be brief", tools=TOOLS)
@@ -253,7 +306,8 @@ async def test_errors_have_anthropics_shape() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "at least one message"),
-    ({"messages": [{"role": "system", "content": "x"}]}, "field of its own, system"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "one of user, assistant, system"),
+    ({"messages": [{"role": "system", "content": [{"type": "image"}]}]}, "supported: text"),
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "type 'image'"),
     ({"messages": [{"role": "user", "content": 3}]}, "text or a list of blocks"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "must be text"),
@@ -276,7 +330,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "any"}}, "needs tools"),
     ({"thinking": {"type": "enabled"}}, "budget_tokens"),
     ({"thinking": {"type": "on"}}, "enabled, adaptive or disabled"),
-    ({"output_config": {"effort": "max"}}, "unsupported field 'effort'"),
+    ({"output_config": {"effort": "auto"}}, "effort='auto' must be one of none, minimal, low"),
+    ({"output_config": {"effort": ["low"]}}, "must be one of"),
+    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "not supported"),
+    ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "not supported"),
     ({"output_config": {"format": {"type": "json"}}}, "json_schema"),
     ({"max_tokens": "5"}, "max_tokens"),
     ({"temperature": 3}, "temperature"),

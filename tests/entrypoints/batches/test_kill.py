@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -18,7 +16,7 @@ import pytest
 from openai import OpenAI
 
 from tests.entrypoints.batches.batch_lab import OVER, jsonl, parsed
-from tests.entrypoints.openai.live import COMMAND, PORT, ROOT
+from tests.entrypoints.openai.live import serve_process
 from tests.tiny_model import write_tiny_llama
 
 NUM_LINES = 120
@@ -32,30 +30,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def served(model: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[str], OpenAI]]:
     """A server whose steps take 10 ms and compute nothing; 6 lines at a time."""
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-c", COMMAND, "serve", str(model), "--port", "0"),
-            *("--served-model-name", "tiny", "--batch-dir", str(folder)),
-            *("--distributed-executor-backend", "fake", "--fake-step-time", "0.01"),
-            *("--max-num-seqs", "8", "--max-batch-lines-in-flight", "6"),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+    options = (
+        *("--served-model-name", "tiny", "--batch-dir", str(folder)),
+        *("--distributed-executor-backend", "fake", "--fake-step-time", "0.01"),
+        *("--max-num-seqs", "8", "--max-batch-lines-in-flight", "6"),
     )
-    try:
-        assert process.stdout is not None
-        banner = process.stdout.readline()
-        found = PORT.search(banner)
-        assert found, banner
-        url = f"http://127.0.0.1:{found[1]}/v1"
-        with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            yield process, client
-    finally:
-        process.kill()
-        process.communicate(timeout=30)
+    with (
+        serve_process(str(model), *options) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield server.process, client
 
 
 def begin(client: OpenAI) -> str:

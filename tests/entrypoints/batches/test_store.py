@@ -168,6 +168,20 @@ def test_a_database_that_can_grow_no_more(store: Store) -> None:
     assert len(store.jobs.done_lines(made.id)) == len(stored) + 1
 
 
+def test_the_journal_is_bounded(store: Store, tmp_path: Path) -> None:
+    """SQLite's own bound is 4 MiB, and a transaction's size for ever after a larger one."""
+    made = batch(store, total=30_000)
+    journal = next(tmp_path.rglob("batches.db-wal"))
+    store.jobs.add_results(made.id, [result(number, b"") for number in range(20_000)])
+    assert journal.stat().st_size > 200_000
+    largest = 0
+    for number in range(20_000, 20_100):
+        store.jobs.add_results(made.id, [result(number, b"")])
+        if number > 20_050:
+            largest = max(largest, journal.stat().st_size)
+    assert 0 < largest < 200_000
+
+
 def test_a_content_makes_room_for_the_end_of_its_row(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,16 +14,8 @@ from tests.entrypoints.cli.command import Command
 from tests.policy.test_constraints import declared
 
 
-@pytest.fixture
-def cli(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Command:
-    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
-    return Command(capsys, monkeypatch)
-
-
-def test_json(cli: Command, tmp_path: Path) -> None:
-    status, out, err = cli("collect-env", "--json")
+def test_json(cli_at_home: Command, tmp_path: Path) -> None:
+    status, out, err = cli_at_home("collect-env", "--json")
     assert (status, err) == (0, "")
     found = json.loads(out)
     assert set(found) == {"octavo", "system", "cpu", "memory", "packages", "variables"}
@@ -35,29 +27,29 @@ def test_json(cli: Command, tmp_path: Path) -> None:
     assert 0 < found["memory"]["free_bytes"] <= found["memory"]["total_bytes"]
 
 
-def test_text(cli: Command) -> None:
-    status, out, _ = cli("collect-env")
+def test_text(cli_at_home: Command) -> None:
+    status, out, _ = cli_at_home("collect-env")
     assert status == 0
     assert f"  python          {sys.version.split()[0]}\n" in out
     assert "iB\n" in out.partition("memory\n")[2]
 
 
-def test_kernel_tiers(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_tiers(cli_at_home: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("octavo._cpu")
     monkeypatch.setenv("OCTAVO_CPU_ISA", "scalar")
-    cpu = json.loads(cli("collect-env", "--json")[1])["cpu"]
+    cpu = json.loads(cli_at_home("collect-env", "--json")[1])["cpu"]
     assert cpu["kernel_tiers"][0] == "scalar"
     assert cpu["kernel_tiers_in_use"] == ["scalar"]
     monkeypatch.setenv("OCTAVO_CPU_ISA", "nope")
-    assert "nope" in json.loads(cli("collect-env", "--json")[1])["cpu"]["kernels"]
+    assert "nope" in json.loads(cli_at_home("collect-env", "--json")[1])["cpu"]["kernels"]
 
 
-def test_secrets_stay_secret(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_stay_secret(cli_at_home: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OCTAVO_API_KEY", "OCTAVO_SOMETHING", "HF_TOKEN", "HF_ENDPOINT", "MY_PASSWORD"):
         monkeypatch.setenv(name, "tell-nobody")
     monkeypatch.setenv("OCTAVO_LOG_LEVEL", "ERROR")
     for arguments in ((), ("--json",)):
-        _, out, _ = cli("collect-env", *arguments)
+        _, out, _ = cli_at_home("collect-env", *arguments)
         assert "tell-nobody" not in out
         assert "MY_PASSWORD" not in out
     shown = json.loads(out)["variables"]

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from octavo.config.engine import EngineConfig, section_fields
-
-ROOT = Path(__file__).parents[3]
+from tests.scripts import ROOT, load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = spec_from_file_location("gen_cli_docs", ROOT / "scripts" / "gen_cli_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("gen_cli_docs")
 
 
 def test_the_page_is_current(script: ModuleType) -> None:

@@ -22,11 +22,6 @@ PROMPTS = ["The quick brown fox", "def encode(", "1, 2, 3"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, logprobs=2, ignore_eos=True)
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    return Command(capsys, monkeypatch)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama that transformers has written."""

@@ -12,14 +12,6 @@ from tests.entrypoints.cli.command import Command
 
 
 @pytest.fixture
-def cli(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Command:
-    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
-    return Command(capsys, monkeypatch)
-
-
-@pytest.fixture
 def model() -> Path:
     """A fetched model."""
     path = ALIASES["smollm2-135m"].cache_path
@@ -28,8 +20,8 @@ def model() -> Path:
     return path
 
 
-def test_list(cli: Command, model: Path) -> None:
-    status, out, err = cli("models")
+def test_list(cli_at_home: Command, model: Path) -> None:
+    status, out, err = cli_at_home("models")
     assert (status, err) == (0, "")
     lines = {line.split()[0]: line for line in out.splitlines()}
     assert set(lines) == {"NAME", "gemma3-270m", "smollm2-135m"}
@@ -39,8 +31,8 @@ def test_list(cli: Command, model: Path) -> None:
     assert "octavo pull gemma3-270m" in lines["gemma3-270m"]
 
 
-def test_json(cli: Command, model: Path) -> None:
-    _, out, _ = cli("models", "--json")
+def test_json(cli_at_home: Command, model: Path) -> None:
+    _, out, _ = cli_at_home("models", "--json")
     gemma, smol = json.loads(out)
     assert smol == {
         "name": "smollm2-135m",
@@ -53,34 +45,34 @@ def test_json(cli: Command, model: Path) -> None:
     assert (gemma["pulled"], gemma["size"]) == (False, None)
 
 
-def test_path(cli: Command, model: Path) -> None:
-    assert cli("models", "path", "smollm2-135m") == (0, f"{model}\n", "")
-    cli.fails("models", "path", "gemma3-270m", words="octavo pull gemma3-270m")
-    cli.fails("models", "path", "../etc", words="not in the cache")
+def test_path(cli_at_home: Command, model: Path) -> None:
+    assert cli_at_home("models", "path", "smollm2-135m") == (0, f"{model}\n", "")
+    cli_at_home.fails("models", "path", "gemma3-270m", words="octavo pull gemma3-270m")
+    cli_at_home.fails("models", "path", "../etc", words="not in the cache")
 
 
-def test_remove(cli: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remove(cli_at_home: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    cli.fails("models", "rm", "smollm2-135m", words="--yes")
-    cli.fails("models", "rm", "smollm2-135m", "gemma3-270m", "--yes", words="gemma3-270m")
+    cli_at_home.fails("models", "rm", "smollm2-135m", words="--yes")
+    cli_at_home.fails("models", "rm", "smollm2-135m", "gemma3-270m", "--yes", words="gemma3-270m")
     assert model.exists()
-    status, out, _ = cli("models", "rm", "smollm2-135m", "smollm2-135m", "--yes")
+    status, out, _ = cli_at_home("models", "rm", "smollm2-135m", "smollm2-135m", "--yes")
     assert (status, out) == (0, f"removed {model} (2.0 KiB)\n")
     assert not model.parent.exists()
 
 
 @pytest.mark.parametrize(("answer", "removed"), [("y\n", True), ("n\n", False), ("\n", False)])
 def test_remove_asks(
-    cli: Command, model: Path, monkeypatch: pytest.MonkeyPatch, answer: str, removed: bool
+    cli_at_home: Command, model: Path, monkeypatch: pytest.MonkeyPatch, answer: str, removed: bool
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("typer.confirm", lambda text, **_: "2.0 KiB" in text and answer == "y\n")
-    status, _, _ = cli("models", "rm", "smollm2-135m")
+    status, _, _ = cli_at_home("models", "rm", "smollm2-135m")
     assert status == (0 if removed else 1)
     assert model.exists() is not removed
 
 
-def test_wrong_command_lines(cli: Command) -> None:
-    cli.fails("models", "--json", "path", "x", words="--json")
-    cli.fails("models", "rm", words="NAME", status=2)
-    cli.fails("models", "frob", words="frob", status=2)
+def test_wrong_command_lines(cli_at_home: Command) -> None:
+    cli_at_home.fails("models", "--json", "path", "x", words="--json")
+    cli_at_home.fails("models", "rm", words="NAME", status=2)
+    cli_at_home.fails("models", "frob", words="frob", status=2)

@@ -8,6 +8,8 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from octavo.config.engine import EngineConfig, section_fields
 from octavo.contracts.sampling_params import SamplingParams
@@ -36,6 +38,26 @@ def test_every_engine_field_is_an_option() -> None:
     for name in names:
         annotation = parameters[name].annotation
         assert annotation.__metadata__[0].help
+
+
+def test_an_option_of_json() -> None:
+    app = typer.Typer()
+    got: list[EngineConfig] = []
+
+    @app.command()
+    @engine_options
+    def command(engine: EngineConfig) -> None:
+        got.append(engine)
+
+    flag = "--override-generation-config"
+    for args in ([], [flag, '{"top_k": 5, "temperature": 0.5}']):
+        assert CliRunner().invoke(app, args).exit_code == 0
+    overrides = [engine.model.override_generation_config for engine in got]
+    assert overrides == [None, {"top_k": 5, "temperature": 0.5}]
+    for text in ("{", "[1]", "temperature=1", ""):
+        result = CliRunner().invoke(app, [flag, text])
+        assert result.exit_code == 2
+        assert "Invalid value" in result.output
 
 
 def test_flags_of_vllm_are_hidden_and_taken_where_they_ask_for_nothing() -> None:

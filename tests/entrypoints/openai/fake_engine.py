@@ -13,10 +13,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine_view import BlockMap, EngineView
@@ -24,11 +21,8 @@ from octavo.contracts.kv_spec import MemoryPlan
 from octavo.contracts.messages import (
     EngineOutput,
     EngineOutputs,
-    EngineRequest,
     FinishReason,
-    LogprobRows,
     PoolingRequestOutput,
-    PromptProgress,
     RequestOutput,
     SchedulerStats,
     ServiceClass,
@@ -37,40 +31,17 @@ from octavo.contracts.pause_mode import PauseMode
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.beam_search import check_request
-from octavo.engine.input_processor import InputProcessor, ProcessedRequest
+from octavo.engine.input_processor import InputProcessor
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor, ParserOf
 from octavo.engine.pooling import pooling_output
 from octavo.engine.wire import CoreInfo
 from octavo.errors import EngineDeadError, EngineUnresponsiveError
-from tests.engine.fakes import EOS, HIDDEN_SIZE
+from tests.engine.fakes import HIDDEN_SIZE
+from tests.entrypoints.openai.fake_model import ScriptedSequence, next_output
 from tests.entrypoints.openai.fake_tokenizer import FakeTokenizer
 
 BLOCK_SIZE = 16
-
-
-@dataclass
-class _Sequence:
-    request: EngineRequest
-    script: Sequence[int] | None
-    fails: bool
-    output: list[int] = field(default_factory=list)
-    num_computed: int = 0  # of the prompt
-    num_cached: int | None = None  # until it was told
-    told: PromptProgress | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.request.prompt_token_ids) + len(self.output)
-
-    def progress(self, num_ahead: int | None) -> list[EngineOutput]:
-        """An output that tells how far it is, if that was asked for and is new."""
-        params = self.request.sampling_params
-        now = PromptProgress(num_ahead, self.num_computed)
-        if params is None or not params.report_progress or now == self.told:
-            return []
-        self.told = now
-        return [EngineOutput(request_id=self.request.request_id, progress=now)]
 
 
 class FakeEngine:
@@ -141,8 +112,8 @@ class FakeEngine:
             generation_config={},
         )
         self._output = OutputProcessor(self.tokenizer)  # type: ignore[arg-type]
-        self._running: dict[str, _Sequence] = {}
-        self._waiting: dict[str, _Sequence] = {}
+        self._running: dict[str, ScriptedSequence] = {}
+        self._waiting: dict[str, ScriptedSequence] = {}
         self._seen_prompts: set[tuple[int, ...]] = set()
         self._queues: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
         self._totals = {"prompt_tokens": 0, "generation_tokens": 0, "num_steps": 0}
@@ -165,17 +136,16 @@ class FakeEngine:
         cache_salt: str | None = None,
         parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        if self._dead is not None:
-            raise EngineDeadError(self._dead)
-        request = self._input.process(
+        outputs = self._outputs_of(
             request_id,
             prompt,
             params,
+            parser_of,
             priority=priority,
             service_class=service_class,
             cache_salt=cache_salt,
         )
-        async with aclosing(self._outputs_of(request, parser_of)) as outputs:
+        async with aclosing(outputs):
             async for output in outputs:
                 yield output
 
@@ -189,9 +159,7 @@ class FakeEngine:
         service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        if self._dead is not None:
-            raise EngineDeadError(self._dead)
-        request = self._input.process(
+        outputs = self._outputs_of(
             request_id,
             prompt,
             pooling_params,
@@ -199,20 +167,27 @@ class FakeEngine:
             service_class=service_class,
             cache_salt=cache_salt,
         )
-        async with aclosing(self._outputs_of(request, None)) as outputs:
+        async with aclosing(outputs):
             async for output in outputs:
                 yield pooling_output(output)
 
     async def _outputs_of(
-        self, request: ProcessedRequest, parser_of: ParserOf | None
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        parser_of: ParserOf | None = None,
+        **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        request_id = request.request_id
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+        request = self._input.process(request_id, prompt, params, **options)
         self._output.add_request(request, parser_of)
         queue = self._queues[request_id] = asyncio.Queue()
         self.metrics.add_requests(request.engine_requests)
         text = self.tokenizer.decode(request.prompt_token_ids)
         for r in request.engine_requests:
-            self._waiting[r.request_id] = _Sequence(
+            self._waiting[r.request_id] = ScriptedSequence(
                 r, self.tokenizer.script(text, r.sample_index), "FAIL:" in text
             )
         self._work.set()
@@ -388,7 +363,7 @@ class FakeEngine:
             if sequence.num_computed < num_prompt:
                 outputs += sequence.progress(None)
                 continue
-            output = _next(sequence)
+            output = next_output(sequence)
             if sequence.num_cached is not None:
                 output.num_cached_tokens, sequence.num_cached = sequence.num_cached, None
                 output.queue_time = time.monotonic() - sequence.request.arrival_time
@@ -424,81 +399,3 @@ class FakeEngine:
             step_tokens=step_tokens,
             **self._totals,
         )
-
-
-def _next(sequence: _Sequence) -> EngineOutput:
-    """One more token."""
-    request, n = sequence.request, len(sequence.output)
-    if request.pooling_params is not None:
-        return _pooled(request, sequence.fails)
-    params = request.sampling_params
-    assert params is not None
-    if sequence.fails and (n == 2 or sequence.request.grammar is not None):
-        return EngineOutput(
-            request_id=request.request_id,
-            finish_reason=FinishReason.ERROR,
-            error_param="structured_outputs" if sequence.request.grammar else None,
-            error="this request met an error",
-        )
-    if sequence.script is None:
-        token = b"one two three "[(n + request.sample_index) % 14]
-    elif n < len(sequence.script):
-        token = sequence.script[n]
-    else:
-        token = EOS if n >= params.min_tokens else ord(".")
-    sequence.output.append(token)
-    reason: FinishReason | None = None
-    stop_reason = None
-    if n + 1 > params.min_tokens and token in (params.stop_token_ids or ()):
-        reason, stop_reason = FinishReason.STOP, token
-    elif token == EOS and not params.ignore_eos:
-        reason = FinishReason.STOP
-    elif n + 1 == params.max_tokens:
-        reason = FinishReason.LENGTH
-    return EngineOutput(
-        request_id=request.request_id,
-        new_token_ids=[token],
-        logprobs=_logprobs(token, params.logprobs),
-        finish_reason=reason,
-        stop_reason=stop_reason,
-    )
-
-
-def _pooled(request: EngineRequest, fails: bool) -> EngineOutput:
-    """How often each of the byte values 0…7 modulo 8 is in the prompt, as a vector."""
-    if fails:
-        return EngineOutput(
-            request_id=request.request_id,
-            finish_reason=FinishReason.ERROR,
-            error="this request met an error",
-        )
-    params = request.pooling_params
-    assert params is not None
-    counts = np.bincount(np.array(request.prompt_token_ids) % HIDDEN_SIZE, minlength=HIDDEN_SIZE)
-    vector = counts[: params.dimensions].astype(np.float32)
-    if params.normalize:
-        vector /= max(np.linalg.norm(vector), np.float32(1e-12))
-    return EngineOutput(
-        request_id=request.request_id, finish_reason=FinishReason.STOP, pooling_output=vector
-    )
-
-
-def logprob_of(token: int) -> float:
-    """What the fake says of a sampled token: it is its second choice."""
-    return -1.0 - token / 512
-
-
-def _logprobs(token: int, k: int | None) -> LogprobRows | None:
-    """The token at rank 2 between its neighbours; the last of four or more has no probability."""
-    if k is None:
-        return None
-    k = 259 if k == -1 else k
-    others = [(token + i) % 259 for i in (1, 0, *range(2, 259))][:k]
-    values = [-0.5, logprob_of(token), *(-4.0 - i for i in range(max(0, k - 2)))][:k]
-    if k >= 4:
-        values[-1] = -math.inf
-    return LogprobRows(
-        token_ids=np.array([[token, *others]], np.int32),
-        logprobs=np.array([[logprob_of(token), *values]], np.float32),
-        ranks=np.array([2], np.int32),
-    )

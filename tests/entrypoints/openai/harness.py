@@ -11,8 +11,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.routing import Route
+
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.config import ServerConfig
+from octavo.entrypoints.openai.gate import Gate
 from octavo.entrypoints.openai.http_server import serve
 from octavo.entrypoints.openai.keys import KeyRing
 from octavo.entrypoints.openai.sockets import bind
@@ -160,6 +163,18 @@ async def serving(
         finally:
             stop.request()
             await asyncio.wait_for(task, 20)
+
+
+def all_routes() -> set[tuple[str, str]]:
+    """Method and path of every route that a server can have."""
+    gate = build_app(serve_engines({MODEL: FakeEngine()}, ServerConfig(server_dev_mode=True)))
+    assert isinstance(gate, Gate)
+    there = set()
+    for route in gate._app.routes:  # type: ignore[attr-defined]
+        assert isinstance(route, Route)
+        (method,) = (route.methods or set()) - {"HEAD"}
+        there.add((method, route.path_format))
+    return there
 
 
 async def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:

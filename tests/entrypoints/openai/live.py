@@ -68,7 +68,7 @@ class Live:
     def metric(self, name: str, **labels: str) -> float:
         """A sample of /metrics."""
         text = self.get("/metrics").body.decode()
-        for sample in re.finditer(rf"^octavo:{name}\{{([^}}]*)\}} (\S+)$", text, re.MULTILINE):
+        for sample in re.finditer(rf"^octavo:{name}(\{{.*\}})? (\S+)$", text, re.MULTILINE):
             if all(f'{key}="{value}"' in sample[1] for key, value in labels.items()):
                 return float(sample[2])
         raise KeyError(name)
@@ -83,14 +83,23 @@ class Live:
 
 @contextmanager
 def live(*args: str, home: Path | None = None) -> Iterator[Live]:
-    """Args:
-    home: in place of the cache folder of everybody else.
+    """The default model, unless `args` name another.
+
+    Args:
+        home: in place of the cache folder of everybody else.
     """
+    with serve_process(*OPTIONS, *args, home=home) as server:
+        yield server
+
+
+@contextmanager
+def serve_process(*args: str, home: Path | None = None) -> Iterator[Live]:
+    """`octavo serve` with these arguments alone; ready when it is there."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     if home is not None:
         environment["OCTAVO_HOME"] = str(home)
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "serve", "--port", "0", *OPTIONS, *args],
+        [sys.executable, "-c", COMMAND, "serve", "--port", "0", *args],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,

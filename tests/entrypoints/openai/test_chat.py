@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from octavo.contracts.sampling_params import SamplingParams
-from tests.entrypoints.openai.fake_engine import FakeEngine, logprob_of
+from tests.entrypoints.openai.fake_engine import FakeEngine
+from tests.entrypoints.openai.fake_model import logprob_of
 from tests.entrypoints.openai.harness import MODEL, serving
 
 TEXT = "Zoë → 你好, 👨‍👩‍👧‍👦 🇫🇷 é 🌶️ end"
@@ -231,6 +232,29 @@ async def test_defaults_come_from_the_generation_config() -> None:
         await s.chat("SAY:a", temperature=0, top_k=-1)
     fields = [(p.temperature, p.top_p, p.top_k, p.min_p, p.max_tokens) for p in seen]
     assert fields == [(0.25, 0.5, 7, 0.125, None), (0.0, 0.5, 0, 0.125, None)]
+
+
+async def test_the_operators_most_new_tokens() -> None:
+    """vLLM's: a limit without an error, whatever the API."""
+    engine = FakeEngine(override_generation_config={"max_new_tokens": 5})
+    async with serving(engine) as s:
+        for fields, made in (({}, 5), ({"max_tokens": 4}, 4), ({"max_tokens": 9}, 5)):
+            for reply in (await s.chat("long", **fields), await s.completion("long", **fields)):
+                assert reply.json["usage"]["completion_tokens"] == made
+                assert reply.json["choices"][0]["finish_reason"] == "length"
+        reply = await s.completion("x", max_tokens=0, echo=True)
+        assert reply.json["usage"]["completion_tokens"] == 0
+        reply = await s.chat("long", min_tokens=6)
+        assert (reply.status, reply.error["param"]) == (400, "min_tokens")
+        assert (await s.completion("x" * 4095)).json["usage"]["completion_tokens"] == 1
+        body = {"model": MODEL, "max_tokens": 50, "messages": [{"role": "user", "content": "a"}]}
+        reply = await s.post("/v1/messages", body)
+        assert (reply.json["usage"]["output_tokens"], reply.json["stop_reason"]) == (
+            5,
+            "max_tokens",
+        )
+        reply = await s.post("/v1/chat/completions/render", {"messages": body["messages"]})
+        assert reply.json["sampling_params"]["max_tokens"] == 5
 
 
 async def test_a_failing_request_is_an_error() -> None:

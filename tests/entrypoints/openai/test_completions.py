@@ -8,7 +8,8 @@ import pytest
 from octavo.contracts.messages import Logprob, RequestOutput
 from octavo.entrypoints.openai.completions import read_prompts
 from octavo.entrypoints.openai.errors import APIError
-from tests.entrypoints.openai.fake_engine import FakeEngine, logprob_of
+from tests.entrypoints.openai.fake_engine import FakeEngine
+from tests.entrypoints.openai.fake_model import logprob_of
 from tests.entrypoints.openai.fake_tokenizer import FakeTokenizer
 from tests.entrypoints.openai.harness import MODEL, Running, serving
 

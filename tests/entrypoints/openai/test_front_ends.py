@@ -27,7 +27,7 @@ def server(tmp_path: Path) -> Iterator[Live]:
     path = write_tiny_llama(tmp_path)
     with live(str(path), "--api-server-count", "2") as server:
         until(lambda: len(front_ends(server)) == 1)
-        until(lambda: server.get("/metrics").status == 200)  # the second one answers, too
+        until(lambda: server.metric("front_ends_answering") == 2)
         yield server
 
 
@@ -86,6 +86,22 @@ async def test_they_are_one_server(server: Live) -> None:
     assert await loop.run_in_executor(None, lambda: _http_count(server)) == 40
     tokens = await loop.run_in_executor(None, lambda: count(server, "generation_tokens_total"))
     assert tokens == 40 * 8  # the core's own count, not twice
+    [pid] = front_ends(server)
+    os.kill(pid, signal.SIGSTOP)
+    try:  # /metrics answers all the same, where the first one takes the connection
+        asked = [
+            asyncio.ensure_future(server.request("GET", "/metrics", None, {})) for _ in range(12)
+        ]
+        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        text = done.pop().result().body.decode()
+        assert "octavo:front_ends_answering 1.0\n" in text
+        assert 'route="/v1/completions",status="200"} 40.0\n' in text
+        for task in asked:
+            task.cancel()
+        await asyncio.wait(asked)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await asyncio.to_thread(until, lambda: server.metric("front_ends_answering") == 2)
 
 
 async def test_a_resumable_stream_is_found_by_all_of_them(server: Live) -> None:
@@ -143,7 +159,7 @@ async def test_one_that_is_killed_is_replaced(server: Live) -> None:
     whole = [d for d in data if b"data: [DONE]" in d]
     assert whole  # those of the first front end
     await asyncio.to_thread(until, lambda: front_ends(server) not in ([], [pid]))
-    await asyncio.to_thread(until, lambda: server.get("/metrics").status == 200)
+    await asyncio.to_thread(until, lambda: server.metric("front_ends_answering") == 2)
     await asyncio.to_thread(until, lambda: count(server, "kv_cache_usage_perc") == 0)
     assert {r.status for r in await complete(server, 8)} == {200}
 
@@ -182,7 +198,7 @@ async def test_nobody_waits_at_one_that_has_drained(tmp_path: Path) -> None:
     comes then, at either's listener, is told to come again."""
     path = write_tiny_llama(tmp_path)
     with live(str(path), "--api-server-count", "2", "--server-dev-mode") as server:
-        await asyncio.to_thread(until, lambda: server.get("/metrics").status == 200)
+        await asyncio.to_thread(until, lambda: server.metric("front_ends_answering") == 2)
         stream_id = await _stream_in_the_first(server)
         [second] = front_ends(server)
         server.process.send_signal(signal.SIGTERM)
@@ -229,7 +245,7 @@ def test_all_read_the_keys_again(tmp_path: Path) -> None:
     model.mkdir()
     path = str(write_tiny_llama(model))
     with live(path, "--api-server-count", "2", "--api-key-file", str(keys)) as server:
-        until(lambda: status(server, "/metrics", "first") == 200)  # the second one answers, too
+        until(lambda: status(server, "/load", "first") == 200)  # the second one answers, too
         assert statuses(server, "first") == {200}
         before = front_ends(server)
         write("second")
@@ -253,7 +269,7 @@ def test_a_keys_limits_are_of_all_of_them(tmp_path: Path) -> None:
     model.mkdir()
     path = str(write_tiny_llama(model))
     with live(path, "--api-server-count", "2", "--api-key-file", str(keys)) as server:
-        until(lambda: status("/metrics", "b") == 200)  # the second one answers, too
+        until(lambda: status("/load", "b") == 200)  # the second one answers, too
         started = time.monotonic()
         statuses = [status(path, "a") for _ in range(12) for path in ("/v1/models", "/load")]
         refilled = (time.monotonic() - started) * 12 / 60

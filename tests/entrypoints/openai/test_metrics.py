@@ -2,10 +2,6 @@ from __future__ import annotations
 
 import asyncio
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.registry import Collector
-
-from octavo.entrypoints.openai.metrics import MergedCollector, ServerCollector
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import eventually, serving
 
@@ -90,39 +86,3 @@ async def test_unknown_paths_are_one_label() -> None:
             await s.get(f"/nope/{i}")
             await s.request("BREW" if i % 2 else "DELETE", "/health", None, {})
         assert len(s.server.http_requests) <= 4
-
-
-async def test_front_ends_are_added_up() -> None:
-    """Counts of requests are; what both heard of the same core is not."""
-    async with serving() as s:
-        await s.completion("SAY:abc")
-        own, other = ServerCollector(s.server), ServerCollector(s.server)
-        text = generate_latest(_registry(other))
-        text = text.replace(b'status="200"', b'status="418"')
-        once = _samples(own)
-        both = _samples(MergedCollector(own, [text, text]))
-    done = ("octavo:request_success_total", ("finished_reason", "stop"))
-    assert once[done] == 1
-    assert both[done] == 3
-    for count in (("octavo:generation_tokens_total",), ("octavo:iteration_tokens_total_count",)):
-        assert both[count] == once[count]
-    inf = ("octavo:time_to_first_token_seconds_bucket", ("le", "+Inf"))
-    assert both[inf] == 3
-    assert both["octavo:http_requests_total", ("status", "200")] == 1
-    assert both["octavo:http_requests_total", ("status", "418")] == 2
-
-
-def _registry(collector: Collector) -> CollectorRegistry:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    return registry
-
-
-def _samples(collector: Collector) -> dict[tuple[object, ...], float]:
-    """(name, one of its labels) → value, and name → value."""
-    samples: dict[tuple[object, ...], float] = {}
-    for family in collector.collect():
-        for s in family.samples:
-            samples[(s.name,)] = s.value
-            samples.update({(s.name, label): s.value for label in s.labels.items()})
-    return samples

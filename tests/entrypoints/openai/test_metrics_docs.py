@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -10,18 +9,12 @@ import pytest
 
 from octavo.engine.metrics import PREFIX
 from tests.entrypoints.openai.harness import serving
-
-ROOT = Path(__file__).parents[3]
+from tests.scripts import ROOT, load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = spec_from_file_location("gen_metrics_docs", ROOT / "scripts" / "gen_metrics_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("gen_metrics_docs")
 
 
 def test_the_page_is_current(script: ModuleType) -> None:

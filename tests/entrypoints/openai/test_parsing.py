@@ -26,6 +26,8 @@ UNSUPPORTED = {"d": (False, {"x": 1})}
 def test_good() -> None:
     assert parse_body(b'{"a": 1, "b": null, "d": false}', Small, UNSUPPORTED) == Small(a=1)
     assert parse_body(b'{"d": {"x": 1}, "z": null}', Small, UNSUPPORTED) == Small()
+    for kind in (bytes, bytearray):  # with a byte order mark, as .NET writes it
+        assert parse_body(kind(b'\xef\xbb\xbf{"a": 1}'), Small, UNSUPPORTED) == Small(a=1)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,8 @@ def test_good() -> None:
         (b'{"a": 1e400}', None, "out of range"),
         (b"[1]", None, "object"),
         (b"{", None, "not valid JSON"),
+        (b"\xef\xbb\xbf{", None, "not valid JSON"),
+        (b"\xef\xbb\xbf", None, "not valid JSON"),
         (rb'{"a": "\ud83d"}', None, r"\ud83d is half a surrogate pair"),
         (rb'{"a": "\ud83d\ud83d\ude00"}', None, r"\ud83d is half a surrogate pair"),
         (rb'{"a": "\ud83d\ude00\\ud83d", 1}', None, "keys must be strings"),

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
-from octavo.entrypoints.openai.sockets import bind, removed_at_exit, share
+from octavo.entrypoints.openai.sockets import bind, owned, share
 from octavo.errors import ConfigError
 
 
@@ -47,19 +49,54 @@ def test_unix(tmp_path: Path) -> None:
     assert path.read_text() == "keep me"
 
 
-def test_a_unix_socket_of_a_server_that_runs_is_its_own(tmp_path: Path) -> None:
+def test_a_unix_socket_of_a_server_that_listens_is_its_own(tmp_path: Path) -> None:
+    """Even without its lock."""
     path = tmp_path / "s"
-    with bind("", 0, str(path)) as sock, removed_at_exit(str(path)):
+    with bind("", 0, str(path)) as sock:
         sock.listen(0)
         for _ in range(3):  # the last one finds no room to wait
-            with pytest.raises(ConfigError, match="in use"):
+            with pytest.raises(ConfigError, match="in use"), owned(str(path)):
                 bind("", 0, str(path))
-        path.unlink()
-        bind("", 0, str(path)).close()  # another one's
-    assert path.exists()
-    with bind("", 0, str(path)), removed_at_exit(str(path)):
+    assert [f.name for f in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_unix_socket_of_a_server_that_loads_is_its_own(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with owned(path), bind("", 0, path):
+        inode = os.stat(path).st_ino
+        with pytest.raises(ConfigError, match=f"cannot listen at {path}: another server"):
+            owned(path).__enter__()
+        assert os.stat(path).st_ino == inode
+    assert not list(tmp_path.iterdir())
+    with owned(path):  # it has been given up
         pass
-    assert not path.exists()
+
+
+def test_the_lock_of_a_server_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "s.lock").touch()
+    with owned(str(tmp_path / "s")):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_owner_that_was_robbed_leaves_the_next_alone(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with contextlib.ExitStack() as next_one:
+        with owned(path), bind("", 0, path):
+            os.unlink(path)
+            os.unlink(path + ".lock")
+            next_one.enter_context(owned(path))
+            next_one.enter_context(bind("", 0, path))
+        assert sorted(f.name for f in tmp_path.iterdir()) == ["s", "s.lock"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_no_lock_can_be(tmp_path: Path) -> None:
+    (tmp_path / "s.lock").symlink_to(tmp_path / "elsewhere")
+    for path, why in (("s", "levels of symbolic links"), ("no/s", "No such file")):
+        with pytest.raises(ConfigError, match=f"cannot listen at .*{path}: .*{path}.lock: .*{why}"):
+            owned(str(tmp_path / path)).__enter__()
+    assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.parametrize(

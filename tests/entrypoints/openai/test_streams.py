@@ -14,7 +14,6 @@ from openai.types.chat import ChatCompletionChunk
 
 from octavo.entrypoints.batches.answers import LineAnswers
 from octavo.entrypoints.openai import streams
-from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.keys import KeyRing
 from octavo.entrypoints.openai.streams import StreamStore
 from tests.entrypoints.openai.fake_engine import FakeEngine
@@ -455,20 +454,35 @@ async def test_ids_tell_nothing_of_each_other() -> None:
         assert len(ids) == 3
 
 
-def test_a_key_has_as_many_streams_as_it_leaves_to_others() -> None:
-    store = StreamStore(60, max_streams=4)
-    alice = [store.new_stream("alice") for _ in range(3)]
-    for stream in alice:
-        stream.num_readers = 1
-    store.keep(alice[0])
-    store.keep(alice[1])
-    with pytest.raises(APIError, match="2 resumable streams of this API key"):
-        store.keep(alice[2])
-    store.keep(store.new_stream("bob"))
-    alice[0].num_readers = 0  # it has ended: it makes room for her own
-    store.keep(alice[2])
-    assert alice[0] not in store
-    assert len(store) == 3
+async def test_what_has_ended_does_not_count_for_its_key() -> None:
+    """Not for its share; it is what makes room, of the key that has the most."""
+    engine = FakeEngine(step_seconds=0.001)
+    async with serving(engine, keys=KeyRing(["alice", "bob"])) as s:
+        store = s.server.streams = StreamStore(60, s.server.keys.ledger, max_streams=4)
+
+        async def whole_stream(key: str) -> str:
+            async with streaming(s, COMPLETIONS, body(), x_api_key=key) as stream:
+                await stream.rest()
+            await eventually(lambda: not store._streams[stream.id].is_active)
+            return stream.id
+
+        bobs = await whole_stream("bob")
+        alices = [await whole_stream("alice") for _ in range(4)]  # the first one gives way
+        async with (
+            streaming(s, COMPLETIONS, body(**ENDLESS), x_api_key="alice") as one,
+            streaming(s, COMPLETIONS, body(**ENDLESS), x_api_key="alice") as two,
+        ):
+            await asyncio.gather(one.take(1), two.take(1))
+            reply = await s.post(COMPLETIONS, body(), x_api_key="alice")
+            assert (reply.status, reply.error["code"]) == (503, "too_many_streams")
+            assert "2 resumable streams of this API key" in reply.error["message"]
+            assert set(store._streams) == {bobs, alices[-1], one.id, two.id}
+            reply = await s.get(f"/v1/streams/{alices[-1]}", x_api_key="alice")
+            assert reply.status == 200  # it is kept for her, share or not
+            assert (await s.post(COMPLETIONS, body(), x_api_key="bob")).status == 200
+        for stream in (one, two):
+            await s.request("DELETE", f"/v1/streams/{stream.id}", None, {"x_api_key": "alice"})
+        await eventually(lambda: store.places._ledger.num_streams() == 0)
 
 
 def test_a_key_does_not_displace_anothers_events() -> None:

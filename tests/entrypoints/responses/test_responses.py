@@ -182,6 +182,66 @@ async def test_reasoning_is_an_item() -> None:
         assert options["enable_thinking"] is False
 
 
+async def test_a_client_that_keeps_the_conversation_carries_the_reasoning() -> None:
+    """Codex and OpenAI's agents ask for `reasoning.encrypted_content` (vllm#32247), and send items
+    back without what they do not need to understand."""
+    text = "<think>hm, 你好</think>Yes"
+    body = said(text, store=False, include=["reasoning.encrypted_content"])
+    body |= {"reasoning": {"summary": "detailed"}, "client_metadata": {"a": "b"}}
+    async with serving(reasoning_parser="qwen3") as s, client_of(s) as client:
+        stream = await client.post("/responses", cast_to=object, body=body)
+        thought, message = stream["output"]  # type: ignore[index]
+        assert thought["content"] == [{"type": "reasoning_text", "text": "hm, 你好"}]
+        del thought["content"]
+        for extra in (
+            {"id": None, "status": None, "content": None},
+            {"encrypted_content": None, "summary": [{"type": "summary_text", "text": "hm, 你好"}]},
+        ):
+            items = [{"role": "user", "content": "a"}, {**thought, **extra}, message]
+            items.append({"role": "user", "content": "SAY:ok"})
+            await client.post("/responses", cast_to=object, body={"input": items})
+            rendered, _ = s.engine.rendered[-1]
+            assert rendered[1] == {
+                "role": "assistant",
+                "content": "Yes",
+                "reasoning_content": "hm, 你好",
+            }
+        without = await both(client, said(text))
+        assert without.output[0].encrypted_content is None
+        asked: list[Any] = ["reasoning.encrypted_content", "message.output_text.logprobs"]
+        response = await both(client, said(text, include=asked))
+        assert response.output[0].encrypted_content == thought["encrypted_content"]
+        assert response.output[1].content[0].logprobs
+
+
+async def test_the_number_of_input_tokens() -> None:
+    """vllm#49533."""
+    async with serving() as s, client_of(s) as client:
+        first = await client.responses.create(**said("one", instructions="Be brief", tools=TOOLS))
+        assert first.usage is not None
+        body = {"model": MODEL, "instructions": "Be brief", "tools": TOOLS}
+        count = await client.responses.input_tokens.count(input="SAY:one", **body)
+        assert count.object == "response.input_tokens"
+        assert count.input_tokens == first.usage.input_tokens
+        second = await client.responses.create(**said("two", previous_response_id=first.id))
+        assert second.usage is not None
+        count = await client.responses.input_tokens.count(
+            input="SAY:two", previous_response_id=first.id
+        )
+        assert count.input_tokens == second.usage.input_tokens
+        for fields, param in (
+            ({"input": []}, "input"),
+            ({"input": [{"role": "user", "content": None}]}, "input"),
+            ({"input": "a" * 9000}, None),
+            ({"input": "a", "max_output_tokens": 5}, "max_output_tokens"),
+        ):
+            reply = await s.post("/v1/responses/input_tokens", fields)
+            assert (reply.status, param) in ((200, None), (400, param)), reply.body
+            assert param is None or reply.error["param"] == param
+        reply = await s.post("/v1/responses/input_tokens", said("x", previous_response_id="no"))
+        assert reply.status == 404
+
+
 async def test_logprobs() -> None:
     async with serving() as s, client_of(s) as client:
         include: list[Any] = ["message.output_text.logprobs"]
@@ -380,7 +440,15 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image", "input"),
     ({"input": [{"role": "user", "content": "a", "nam": 1}]}, "unsupported field 'nam'", "input"),
     ({"input": [{"type": "function_call_output", "output": "a"}]}, "call_id", "input"),
-    ({"input": []}, "messages", "messages"),
+    ({"input": []}, "at least one item", "input"),
+    ({"input": [{"role": "user"}]}, r"content must be text", "input"),
+    (
+        {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]},
+        "not valid JSON",
+        "input",
+    ),
+    ({"input": [{"type": "reasoning", "encrypted_content": "gAAA"}]}, "not made here", "input"),
+    ({"input": [{"type": "reasoning", "encrypted_content": 3}]}, "must be text", "input"),
     ({"tools": [{"type": "web_search"}]}, "would run on the server", "tools"),
     ({"tools": [{"type": "function"}]}, r"tools\[0\].name", "tools"),
     ({"tool_choice": "required"}, "needs tools", "tool_choice"),
@@ -389,10 +457,15 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "no schema", "text"),
     ({"input": "a" * 9000}, "shorten the prompt", "input"),
     ({"text": {"verbosity": "high"}}, "text.verbosity", "text"),
-    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "reasoning"),
+    ({"reasoning": {"summary": "some"}}, "reasoning.summary", "reasoning"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "reasoning"),
-    ({"include": ["reasoning.encrypted_content"]}, "not supported", "include"),
+    ({"include": ["file_search_call.results"]}, "not supported", "include"),
     ({"top_logprobs": 2}, "needs include", "top_logprobs"),
+    (
+        {"top_logprobs": 2, "include": ["reasoning.encrypted_content"]},
+        "needs include",
+        "top_logprobs",
+    ),
     ({"max_output_tokens": 0}, "at least 1", "max_output_tokens"),
     ({"background": True, "store": False}, "store=true", "store"),
     ({"truncation": "auto"}, "truncation", "truncation"),

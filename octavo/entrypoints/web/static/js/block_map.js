@@ -9,7 +9,7 @@ const MAX_CELL = 28;
 const MIN_CELL = 2;
 
 /** Draw one block at a place. The state shows in the shape too, not by colour alone. */
-export function drawBlock(context, x, y, size, state, owner, refs = 2) {
+function drawBlock(context, x, y, size, state, owner, refs = 2) {
   const colors = palette();
   const gap = size >= 5 ? 1 : 0;
   const side = size - gap;

@@ -35,7 +35,7 @@ export function decodeBlocks({ num_blocks: total, flags, owners }) {
 }
 
 /** A step as an object; `kinds` are its prefill, decode and draft tokens. */
-export function decodeStep([id, planned, done, running, waiting, generated, entries]) {
+function decodeStep([id, planned, done, running, waiting, generated, entries]) {
   const kinds = [0, 0, 0];
   const parts = entries.map(([index, ...counts]) => {
     counts.slice(0, 3).forEach((n, i) => (kinds[i] += n));

@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 import { t, translate } from "./i18n.js";
 
 /** Each number: its limits, its step, the slider's range, and what the server takes without it. */
-export const NUMBERS = {
+const NUMBERS = {
   temperature: { min: 0, step: 0.01, slider: [0, 2], neutral: 1 },
   top_p: { min: 0.001, max: 1, step: 0.001, slider: [0.001, 1], neutral: 1 },
   top_k: { min: 0, max: 2 ** 31 - 1, step: 1, slider: [0, 200], neutral: 0 },
@@ -16,8 +16,8 @@ export const NUMBERS = {
   repetition_penalty: { min: 0.01, max: 10, step: 0.01, slider: [0.5, 2], neutral: 1 },
 };
 const COMMON = ["temperature", "top_p", "max_tokens"];
-export const MAX_STOPS = 64;
-export const MAX_STOP_LENGTH = 4096;
+const MAX_STOPS = 64;
+const MAX_STOP_LENGTH = 4096;
 const TOP_LOGPROBS = 8;
 
 const EXAMPLE_SCHEMA = JSON.stringify(
