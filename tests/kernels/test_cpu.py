@@ -219,7 +219,8 @@ def test_a_load_that_fails_leaves_nothing_to_the_next_one(backend: CpuBackend) -
             raise ZeroDivisionError
         return weakref.ref(rows.data)
 
-    assert load(tensor(1, 40, 33))() is None
+    source = load(tensor(1, 40, 33))
+    assert source() is None
     part = tensor(2, 40, 33)
     assert np.array_equal(gathered(backend, backend.pack_linear([part])), part.data)
 
