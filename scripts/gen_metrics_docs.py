@@ -7,7 +7,8 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from octavo.engine.metrics import CacheInfo, EngineMetrics, collect
+from octavo.engine.metrics import CacheInfo, EngineMetrics
+from octavo.engine.metrics_exposition import collect
 from octavo.entrypoints.openai.chat_output import ToolCallCounts
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.front_end_metrics import FrontEndMetrics, front_end_families

@@ -132,7 +132,7 @@ class KVCacheManager:
         `prefix`. Never more than `max_blocks` of them, but for the source of a copy."""
         needed = self.max_blocks(request.num_tokens)
         for table in prefix.blocks:
-            needed -= sum(1 for block in table if not block.is_null and block.ref_cnt)
+            needed -= sum(1 for block in table if block.ref_cnt)
         return needed + sum(1 for block in prefix.copy_from if not block.ref_cnt)
 
     # ---------------------------------------------------------------- where a request can begin

@@ -1,8 +1,7 @@
-"""What an engine measures of its requests, and its exposition for Prometheus.
+"""What an engine measures of its requests.
 
-Names, labels and buckets are vLLM's core set under the prefix `octavo:`. Recording must be cheap
-(it happens per token), so the recorder keeps plain numbers; `prometheus_client` is imported and
-its families are built only when somebody scrapes.
+Names, labels and buckets are vLLM's core set. Recording must be cheap (it happens per token), so
+the recorder keeps plain numbers; `metrics_exposition` makes Prometheus' families of them.
 
 All times are `time.monotonic()` seconds, the clock of `EngineRequest.arrival_time`.
 """
@@ -11,9 +10,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from octavo.contracts.messages import (
     BlockTimes,
@@ -22,11 +20,6 @@ from octavo.contracts.messages import (
     FinishReason,
     SchedulerStats,
 )
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
-PREFIX = "octavo:"
 
 ABORT_REASONS = ("disconnect", "api", "shutdown", "engine_dead")
 """Why a request was aborted: the caller left its stream, `abort()` was called, the server stopped,
@@ -84,7 +77,7 @@ class Histogram:
         return pairs
 
 
-_HISTOGRAMS = {
+HISTOGRAMS = {
     "time_to_first_token_seconds": "Seconds from arrival to the first token.",
     "inter_token_latency_seconds": "Seconds between two outputs of one sequence.",
     "request_time_per_output_token_seconds": "Mean seconds per token after the first, by request.",
@@ -109,7 +102,7 @@ _HISTOGRAMS = {
     "every 64th block.",
 }
 
-_BLOCK_TIMES = (
+BLOCK_TIMES = (
     "kv_block_lifetime_seconds",
     "kv_block_idle_before_evict_seconds",
     "kv_block_reuse_gap_seconds",
@@ -229,7 +222,7 @@ class EngineMetrics:
         self.aborted = dict.fromkeys(ABORT_REASONS, 0)
         self.prompt_tokens_by_source = {"local_compute": 0, "local_cache_hit": 0}
         tokens = buckets_1_2_5(max_model_len)
-        self.histograms = {name: Histogram(_bounds_of(name, tokens)) for name in _HISTOGRAMS}
+        self.histograms = {name: Histogram(_bounds_of(name, tokens)) for name in HISTOGRAMS}
         self._time_to_first = self.histograms["time_to_first_token_seconds"]
         self._inter_token = self.histograms["inter_token_latency_seconds"]
         self._sequences: dict[str, _Sequence] = {}
@@ -279,7 +272,7 @@ class EngineMetrics:
             self._observe_blocks(outputs.block_times)
 
     def _observe_blocks(self, times: BlockTimes) -> None:
-        for name, seconds in zip(_BLOCK_TIMES, (times.lifetimes, times.idle, times.reuse_gaps)):
+        for name, seconds in zip(BLOCK_TIMES, (times.lifetimes, times.idle, times.reuse_gaps)):
             for value in seconds:
                 self._observe(name, value)
 
@@ -354,113 +347,6 @@ def _bounds_of(name: str, tokens: tuple[float, ...]) -> tuple[float, ...]:
         "request_params_n": _N_BUCKETS,
         "request_num_preemptions": _PREEMPTION_BUCKETS,
         "iteration_tokens_total": _STEP_BUCKETS,
-        **dict.fromkeys(_BLOCK_TIMES, _BLOCK_TIME_BUCKETS),
+        **dict.fromkeys(BLOCK_TIMES, _BLOCK_TIME_BUCKETS),
     }
     return special.get(name, _LATENCY_BUCKETS if name.endswith("_seconds") else tokens)
-
-
-# -------------------------------------------------------------------- exposition
-
-_GAUGES = {
-    "num_requests_running": ("Sequences that are running.", lambda s: s.num_running),
-    "num_requests_waiting": ("Sequences that wait to be scheduled.", lambda s: s.num_waiting),
-    "kv_cache_usage_perc": (
-        "Share of KV blocks that requests hold, 0 to 1.",
-        lambda s: s.kv_cache_usage,
-    ),
-}
-_COUNTERS = {
-    "prefix_cache_queries": (
-        "Prompt tokens looked up in the prefix cache.",
-        lambda s: s.prefix_queries,
-    ),
-    "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", lambda s: s.prefix_hits),
-    "num_preemptions": ("Preemptions.", lambda s: s.num_preemptions),
-    "prompt_tokens": ("Prompt tokens of admitted requests.", lambda s: s.prompt_tokens),
-    "generation_tokens": ("Generated tokens.", lambda s: s.generation_tokens),
-}
-
-CORE_FAMILIES = frozenset(
-    PREFIX + name
-    for name in (
-        *_GAUGES,
-        *_COUNTERS,
-        "num_requests_waiting_by_reason",
-        "iteration_tokens_total",
-        *_BLOCK_TIMES,
-        "cache_config_info",
-    )
-)
-"""Families that say what the core has said, the same to every front end."""
-
-
-def collect(engines: Mapping[str, EngineMetrics]) -> Iterator[Metric]:
-    """The metric families of several engines, keyed by the model's name."""
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-    )
-
-    model = ["model_name"]
-    readers: tuple[tuple[Any, Any], ...] = (
-        (GaugeMetricFamily, _GAUGES),
-        (CounterMetricFamily, _COUNTERS),
-    )
-    for kind, table in readers:
-        for name, (doc, read) in table.items():
-            family = kind(PREFIX + name, doc, labels=model)
-            for model_name, metrics in engines.items():
-                family.add_metric([model_name], float(read(metrics.stats)))
-            yield family
-    waiting = GaugeMetricFamily(
-        PREFIX + "num_requests_waiting_by_reason",
-        "Sequences that wait: for room, or for something else (a grammar, a shared prompt).",
-        labels=[*model, "reason"],
-    )
-    sources = CounterMetricFamily(
-        PREFIX + "prompt_tokens_by_source",
-        "Prompt tokens of requests that have begun: computed, or found in the prefix cache.",
-        labels=[*model, "source"],
-    )
-    cached = CounterMetricFamily(
-        PREFIX + "prompt_tokens_cached",
-        "Prompt tokens of requests that have begun, found in the prefix cache.",
-        labels=model,
-    )
-    for model_name, metrics in engines.items():
-        deferred = min(metrics.stats.num_deferred, metrics.stats.num_waiting)
-        waiting.add_metric([model_name, "capacity"], metrics.stats.num_waiting - deferred)
-        waiting.add_metric([model_name, "deferred"], deferred)
-        for source, count in metrics.prompt_tokens_by_source.items():
-            sources.add_metric([model_name, source], count)
-        cached.add_metric([model_name], metrics.prompt_tokens_by_source["local_cache_hit"])
-    yield from (waiting, sources, cached)
-    done = CounterMetricFamily(
-        PREFIX + "request_success", "Ended requests.", labels=[*model, "finished_reason"]
-    )
-    aborted = CounterMetricFamily(
-        PREFIX + "request_aborts", "Aborted requests, by reason.", labels=[*model, "reason"]
-    )
-    for model_name, metrics in engines.items():
-        for reason, count in metrics.finished.items():
-            done.add_metric([model_name, reason], count)
-        for reason, count in metrics.aborted.items():
-            aborted.add_metric([model_name, reason], count)
-    yield from (done, aborted)
-    for name, doc in _HISTOGRAMS.items():
-        histogram = HistogramMetricFamily(PREFIX + name, doc, labels=model)
-        for model_name, metrics in engines.items():
-            h = metrics.histograms[name]
-            histogram.add_metric([model_name], buckets=h.cumulative(), sum_value=h.total)
-        yield histogram
-    info = GaugeMetricFamily(
-        PREFIX + "cache_config_info",
-        "The KV cache's configuration.",
-        labels=[*model, "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"],
-    )
-    for model_name, metrics in engines.items():
-        if (c := metrics.cache) is not None:
-            labels = [str(c.block_size), str(c.num_blocks), c.dtype, str(c.enable_prefix_caching)]
-            info.add_metric([model_name, *labels], 1.0)
-    yield info

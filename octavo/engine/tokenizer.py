@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.config.sections import ModelConfig
 from octavo.engine.chat_messages import (
+    developer_as_system,
     last_content,
     map_strings,
     normal_messages,
@@ -18,6 +19,7 @@ from octavo.engine.chat_messages import (
     strings_in,
 )
 from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.tokenizer_config import tokenizer_config
 from octavo.errors import ChatTemplateError, ConfigError, RequestError, shown
 from octavo.models.files import ModelFiles, resolve_tokenizer
 
@@ -25,6 +27,13 @@ if TYPE_CHECKING:
     from octavo.engine.tokenizer_parts import TokenizerParts
 
 _BYTE_TOKEN_LENGTH = len("<0x00>")
+
+
+class RenderedChat(NamedTuple):
+    """A chat as a prompt: the text as a reader sees it, and the ids that the model reads."""
+
+    text: str
+    token_ids: list[int]
 
 
 def tokenizer_of(config: ModelConfig, files: ModelFiles) -> Tokenizer:
@@ -128,9 +137,14 @@ class Tokenizer:
         words with a space, the space is there even at the start of a text."""
         return self._bytes[token_id] if 0 <= token_id < self.vocab_size else b""
 
+    @cached_property
+    def special_spellings(self) -> Mapping[str, int]:
+        """Every special token by its text."""
+        return {self.token_bytes(i).decode("utf-8", "replace"): i for i in self.all_special_ids}
+
     @property
     def has_chat_template(self) -> bool:
-        """Whether `apply_chat_template` has a template to apply."""
+        """Whether `render_chat` has a template to apply."""
         return "default" in self._chat_templates
 
     @property
@@ -138,7 +152,14 @@ class Tokenizer:
         """Text of all chat templates; "" where there are none."""
         return "\n".join(template.source for template in self._chat_templates.values())
 
-    def apply_chat_template(
+    @property
+    def config(self) -> dict[str, Any]:
+        """What a tokenizer_config.json says of it: special tokens by their names, as "eos_token",
+        and `chat_template`."""
+        sources = {name: template.source for name, template in self._chat_templates.items()}
+        return tokenizer_config(self._special_tokens, sources)
+
+    def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
@@ -147,9 +168,9 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         **kwargs: Any,
-    ) -> list[int]:
-        """Ids of a chat. Special tokens come from the template alone: what messages and tools
-        spell stays text (special_text.py). BOS comes from the template too, if at all.
+    ) -> RenderedChat:
+        """Text and ids of a chat. Special tokens come from the template alone: what messages and
+        tools spell stays text (special_text.py). BOS comes from the template too, if at all.
 
         Args:
             messages: with role and content, in OpenAI's shape (chat_messages.py).
@@ -177,6 +198,8 @@ class Tokenizer:
             )
         chat = {"messages": normal_messages(messages), "tools": normal_tools(tools), **kwargs}
         template = self._choose_template(chat["tools"], chat_template)
+        if "developer" not in template.source:
+            chat["messages"] = developer_as_system(chat["messages"])
         texts = chain.from_iterable(strings_in(value, name) for name, value in chat.items())
         marker = self._special.marker(chain(texts, [template.source]))
         marked = {name: map_strings(value, marker.mark) for name, value in chat.items()}
@@ -194,7 +217,16 @@ class Tokenizer:
         if continue_final_message:
             rendered = _cut_open(rendered, marker.end)
         _check_text(rendered)
-        return self._special.encode(rendered, marker)
+        return RenderedChat(marker.unmark(rendered), self._special.encode(rendered, marker))
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool = True, **options: Any
+    ) -> str | list[int]:
+        """`render_chat` under the name that tokenizers of transformers have: the ids, or the text
+        alone. As a prompt, ids are better: of a text nobody can tell any more which special tokens
+        a user had spelled."""
+        rendered = self.render_chat(messages, **options)
+        return rendered.token_ids if tokenize else rendered.text
 
     def _choose_template(self, tools: object, given: str | None) -> ChatTemplate:
         if given is not None:

@@ -13,6 +13,8 @@ from octavo.kernels.sampling_ops import PenaltyRows, SamplingOps, SamplingRows
 
 
 class CpuSampling(SamplingOps):
+    """Logits are a float32 matrix in numpy, changed in place."""
+
     def __init__(self, device: _cpu.Device) -> None:
         self._device = device
 

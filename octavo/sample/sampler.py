@@ -135,14 +135,13 @@ class Sampler(RunnerFeature):
         for stage in self._stages:
             stage.apply_staged_writes()
         self._active = tuple(stage for stage in self._edits if stage.is_needed)
-        is_plain = not (self._active or self._draws.has_draws or self._logprobs.is_needed)
-        self.is_idle = is_plain
+        self.is_idle = not (self._active or self._draws.has_draws or self._logprobs.is_needed)
 
     def needs_only_best(self, batch: SampleBatch) -> bool:
-        """Whether every row takes the best of its logits as they are, and nobody asks for more."""
+        """Whether every row, grammars apart, takes the best of its logits as they are, and nobody
+        asks for more."""
         return (
-            batch.grammar is None
-            and self._draws.are_greedy(batch.rows)
+            self._draws.are_greedy(batch.rows)
             and self._logprobs.wanted(batch.rows) is None
             and all(stage.rows_to_edit(batch) is None for stage in self._active)
         )

@@ -82,8 +82,11 @@ def test_a_dropped_hash_is_no_eviction() -> None:
     blocks = hold(pool, b"a", b"b")
     pool.free(blocks)
     pool.reset_hashes()
-    pool.get_new_blocks(2)
+    new = hold(pool, b"c", b"d")
     assert pool.sampler.take() is None
+    pool.drop_hash(new[0])
+    pool.sampler.used(new[0].block_id)
+    assert pool.sampler.take() is None, "what was there is not watched any more"
 
 
 def test_eviction_is_dropping_the_hash_at_hand_out() -> None:

@@ -250,16 +250,29 @@ class TestForks:
         assert kv.fork(a, 47) is None
 
     def test_a_window_needs_only_its_part(self) -> None:
-        kv = manager(windows=(17, None))
-        a = request(60, kv)
-        compute(kv, a, 48)
-        kv.allocate_slots(a, 12)
-        assert ids(a)[0] == 0
-        prefix = kv.fork(a, 59)
+        for at_once in (False, True):  # then the parent still holds all
+            kv = manager(windows=(17, None))
+            a = request(60, kv)
+            compute(kv, a, 60 if at_once else 48)
+            if not at_once:
+                kv.allocate_slots(a, 12)
+            assert (ids(a)[0] == 0) == (not at_once)
+            prefix = kv.fork(a, 59)
+            assert prefix is not None
+            assert [block.is_null for block in prefix.blocks[0]] == [True, True, False]
+            assert not any(block.is_null for block in prefix.blocks[1])
+            assert len(prefix.copy_from) == 2
+
+    def test_a_free_source_takes_room_too(self) -> None:
+        kv = manager(num_blocks=3, caching=False)
+        a, b = request(20, kv), request(20, kv)
+        compute(kv, a)
+        a.fork_source = kv.fork_source_of(a, 19)
+        kv.free(a)
+        prefix = kv.fork(a, 19)
         assert prefix is not None
-        assert [block.is_null for block in prefix.blocks[0]] == [True, True, False]
-        assert not any(block.is_null for block in prefix.blocks[1])
-        assert len(prefix.copy_from) == 2
+        assert kv.allocate_slots(b, 1, prefix) is None  # one to share, one to copy, one to fill
+        assert (ids(b), kv.num_free_blocks) == ([], 2)
 
 
 class TestSizes:
@@ -282,6 +295,14 @@ class TestSizes:
         compute(kv, a, 16)
         assert kv.max_blocks(100) == 7 + 4
         assert kv.num_missing_blocks(a) == 11 - 2
+
+    def test_blocks_of_drafts_that_were_wrong_are_not_missing(self) -> None:
+        kv = manager()
+        a = request(20, kv)
+        compute(kv, a)
+        assert kv.allocate_slots(a, 40)
+        assert len(ids(a)) == 4 > kv.max_blocks(20)
+        assert kv.num_missing_blocks(a) == 0
 
     @pytest.mark.parametrize(
         ("windows", "num_blocks", "fits"),

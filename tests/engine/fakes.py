@@ -27,6 +27,7 @@ from octavo.contracts.tensor import DType
 from octavo.engine.core import EngineCore
 from octavo.engine.core_client import InprocClient
 from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.tokenizer import RenderedChat
 from octavo.errors import EngineDeadError
 from octavo.executor.base import Executor, ExecutorInfo
 
@@ -48,6 +49,7 @@ class ByteTokenizer:
         self.bos_token_id: int | None = None
         self.eos_token_ids = [EOS]
         self.all_special_ids = frozenset(SPECIALS.values())
+        self.special_spellings = dict(SPECIALS)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         for spelling, token_id in SPECIALS.items():
@@ -66,7 +68,7 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
 
-    def apply_chat_template(
+    def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
@@ -74,7 +76,7 @@ class ByteTokenizer:
         continue_final_message: bool = False,
         tools: Sequence[Any] | None = None,
         **kwargs: Any,
-    ) -> list[int]:
+    ) -> RenderedChat:
         ids: list[int] = []
         for i, message in enumerate(messages):
             ids += [IM_START, *self.encode_plain(f"{message['role']}\n{message['content']}")]
@@ -82,7 +84,7 @@ class ByteTokenizer:
                 ids.append(IM_END)
         if add_generation_prompt:
             ids += [IM_START, *self.encode_plain("assistant\n")]
-        return ids
+        return RenderedChat(self.decode(ids, skip_special_tokens=False), ids)
 
 
 @dataclass

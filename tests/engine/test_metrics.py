@@ -25,8 +25,8 @@ from octavo.engine.metrics import (
     FinishedSequence,
     Histogram,
     buckets_1_2_5,
-    collect,
 )
+from octavo.engine.metrics_exposition import collect
 
 NONE = {str(reason): 0 for reason in FinishReason}
 

@@ -11,6 +11,7 @@ import pytest
 
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.contracts.step import SchedulerOutput
+from octavo.engine.tokenizer import RenderedChat
 from octavo.entrypoints.llm import LLM
 from octavo.errors import (
     ChatTemplateError,
@@ -245,7 +246,7 @@ class TestChat:
         (output,) = llm.chat(list(self.MESSAGES), GREEDY)
         expected = [IM_START, *b"user\nHi", IM_END, IM_START, *b"assistant\n"]
         assert output.prompt_token_ids == expected
-        assert output.prompt is None
+        assert output.prompt == "<|im_start|>user\nHi<|im_end|><|im_start|>assistant\n"
 
     def test_many(self) -> None:
         llm = make()
@@ -256,9 +257,9 @@ class TestChat:
         seen: dict[str, Any] = {}
 
         class Recording(ByteTokenizer):
-            def apply_chat_template(self, messages: Any, **options: Any) -> list[int]:
+            def render_chat(self, messages: Any, **options: Any) -> RenderedChat:
                 seen.update(options)
-                return [1]
+                return RenderedChat("one", [1])
 
         tools = [{"type": "function", "function": {"name": "f"}}]
         make(tokenizer=Recording()).chat(
@@ -290,10 +291,10 @@ class TestChat:
 
     def test_a_template_that_refuses_names_the_conversation(self) -> None:
         class Refusing(ByteTokenizer):
-            def apply_chat_template(self, messages: Any, **options: Any) -> list[int]:
+            def render_chat(self, messages: Any, **options: Any) -> RenderedChat:
                 if messages[0]["content"] == "no":
                     raise ChatTemplateError("not this one", param="messages")
-                return [1]
+                return RenderedChat("one", [1])
 
         llm = make(tokenizer=Refusing())
         with pytest.raises(ChatTemplateError, match=r"messages\[1\]: not this one"):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from octavo.engine.metrics import PREFIX
+from octavo.engine.metrics_exposition import PREFIX
 from octavo.entrypoints.openai.config import ServerConfig
 from tests.policy.tree import ROOT
 

@@ -35,11 +35,11 @@ class LocalBackend:
 
     def count_tokens(self, messages: Sequence[Message]) -> int | None:
         """Tokens of the messages as a prompt."""
-        return len(self._tokenizer.apply_chat_template(messages))
+        return len(self._tokenizer.render_chat(messages).token_ids)
 
     def stream(self, messages: Sequence[Message], params: Mapping[str, Any]) -> Iterator[Piece]:
         """The answer as it comes; parameters that are not given are the model's own."""
-        prompt = self._tokenizer.apply_chat_template(messages)
+        prompt = self._tokenizer.render_chat(messages).token_ids
         sampling = self._llm.get_default_sampling_params(**{"max_tokens": None, **params})
         with closing(self._llm.stream(prompt, sampling)) as outputs:  # type: ignore[type-var]
             for output in outputs:

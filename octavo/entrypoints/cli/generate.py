@@ -71,7 +71,8 @@ def generate(
 def _chat_prompt(llm: LLM, text: str) -> PromptType:
     if not text:
         raise RequestError("a prompt is empty; say something", param="prompt")
-    return llm.get_tokenizer().apply_chat_template([{"role": "user", "content": text}])
+    chat = llm.get_tokenizer().render_chat([{"role": "user", "content": text}])
+    return {"prompt": chat.text, "prompt_token_ids": chat.token_ids}
 
 
 def _stream(llm: LLM, prompt: PromptType, params: SamplingParams) -> list[CompletionOutput]:

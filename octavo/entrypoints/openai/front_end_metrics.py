@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from octavo.engine.metrics import CORE_FAMILIES, PREFIX
+from octavo.engine.metrics_exposition import CORE_FAMILIES, PREFIX
 
 SECONDS = 2.0
 """How long a front end may take to say its metrics: less than a scrape may take."""

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from octavo.engine.metrics import PREFIX, collect
+from octavo.engine.metrics_exposition import PREFIX, collect
 from octavo.entrypoints.openai.chat_output import ToolCallCounts
 from octavo.entrypoints.openai.front_end_metrics import FrontEndMetrics, MergedCollector
 from octavo.entrypoints.openai.keys import ApiKey

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
@@ -21,36 +20,11 @@ from octavo.engine.parsers.formats import (
     marker_texts,
 )
 from octavo.engine.parsers.parser import make_parser
+from octavo.engine.parsers.sections import CHUNK_CHARS, MAX_NAME_CHARS
+from tests.engine.parsers.lab import TOOLS, Case, check, parse
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            },
-        },
-    }
-    for name in ("get_weather", "get_time")
-]
 PARIS: tuple[str, object] = ("get_weather", {"city": "Paris", "days": 2})
 TIME: tuple[str, object] = ("get_time", {})
-
-
-@dataclass
-class Case:
-    """An answer and what is in it."""
-
-    tool_format: str | None
-    text: str
-    calls: list[tuple[str, object]] = field(default_factory=list)
-    content: str = ""
-    reasoning: str = ""
-    reasoning_format: str | None = None
-    prompt: str = ""
-    tools: list[dict[str, object]] | None = None
 
 
 CASES = {
@@ -94,6 +68,39 @@ CASES = {
     "hermes, text behind": Case(
         "hermes", '<tool_call>{"name": "get_time"}</tool_call>\n\nDone.', [TIME], "Done."
     ),
+    "hermes, text around": Case(
+        "hermes",
+        'So \n<tool_call>{"name": "get_time"}</tool_call> \n<tool_call>{"name": "get_time"}'
+        "</tool_call> it is",
+        [TIME, TIME],
+        "So \nit is",
+    ),
+    "hermes, no end markers": Case(
+        "hermes",
+        '<tool_call>\n{"name": "get_time"}\n<tool_call>\n{"name": "get_time"}',
+        [TIME, TIME],
+    ),
+    "hermes, as tags": Case(
+        "hermes",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+        "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
+        [PARIS],
+    ),
+    "hermes, arguments twice": Case(
+        "hermes",
+        '<tool_call>{"name": "get_time", "arguments": {"z": 1}, "parameters": {"z": 2}, '
+        '"arguments": {"z": 3}}</tool_call>',
+        [("get_time", {"z": 1})],
+    ),
+    "hermes, a name and no name": Case(
+        "hermes",
+        '<tool_call>{"name": "get_time"}, {"a": 1}</tool_call>',
+        [TIME],
+        ', {"a": 1}</tool_call>',
+    ),
+    "hermes, calls without a marker between": Case(
+        "hermes", '<tool_call>{"name": "get_time"} {"a": 1}', [TIME], '{"a": 1}'
+    ),
     "hermes, reasoning": Case(
         "hermes",
         "<think>\nA call, <tool_call> say.\n</think>\n\n"
@@ -112,6 +119,34 @@ CASES = {
         "deepseek_r1",
         "<|Assistant|><think>\n",
     ),
+    "reasoning opened twice": Case(
+        None, "\n<think>\nHm</think>Yes.", [], "Yes.", "Hm", "qwen3", "<think>"
+    ),
+    "reasoning opened and quoted": Case(
+        None, "A <think>, hm</think>Yes.", [], "Yes.", "A <think>, hm", "qwen3", "<think>\n"
+    ),
+    "reasoning that nobody opened": Case(None, "Hm</think>Yes.", [], "Yes.", "Hm", "deepseek_r1"),
+    "reasoning switched off": Case(
+        None, "Yes.", [], "Yes.", "", "deepseek_r1", "<think>\n\n</think>\n\n"
+    ),
+    "reasoning goes on": Case(
+        None, " more</think>Yes.", [], "Yes.", " more", "qwen3", prefill="<think>Some"
+    ),
+    "an answer goes on": Case(
+        None, " more.", [], " more.", "", "deepseek_r1", prefill="<think>Hm</think>Some"
+    ),
+    "a plain answer goes on": Case(None, " more.", [], " more.", "", "deepseek_r1", prefill="Some"),
+    "reasoning amid content": Case(
+        None, "So, <think> well </think>\nyes.", [], "So, yes.", "well", "qwen3"
+    ),
+    "reasoning, granite": Case(
+        None,
+        "Here's my thought process: Hm. Here's my response: Yes.",
+        [],
+        "Yes.",
+        "Hm.",
+        "granite",
+    ),
     "reasoning alone": Case(None, "<think>Hm", [], "", "Hm", "qwen3"),
     "no reasoning": Case(None, "Hm </thi", [], "Hm </thi", "", "qwen3"),
     "granite": Case(
@@ -119,6 +154,26 @@ CASES = {
         '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}, '
         '{"name": "get_time", "arguments": {}}]',
         [PARIS, TIME],
+    ),
+    "granite, other markers": Case(
+        "granite", '<tool_call>[{"name": "get_time", "arguments": {}}]', [TIME]
+    ),
+    "granite, no marker": Case(
+        "granite", '[{"name": "get_time"}, {"name": "get_time"}]', [TIME, TIME]
+    ),
+    "granite, a list": Case("granite", '[{"name": "x"}]', content='[{"name": "x"}]'),
+    "llama3, commas": Case(
+        "llama3_json", '{"name": "get_time"}, {"name": "get_time"}', [TIME, TIME]
+    ),
+    "llama3, a list of calls": Case(
+        "llama3_json", ' [{"name": "get_time"},\n{"name": "get_time"}]', [TIME, TIME]
+    ),
+    "llama3, a list": Case("llama3_json", "[1, 2]", content="[1, 2]"),
+    "llama3, text behind": Case(
+        "llama3_json", '{"type": "function", "name": "get_time"}\n\nMore?', [TIME], "More?"
+    ),
+    "granite, text behind": Case(
+        "granite", '<|tool_call|>[{"name": "get_time"}], say', [TIME], ", say"
     ),
     "llama3": Case(
         "llama3_json",
@@ -145,6 +200,10 @@ CASES = {
         [PARIS, TIME],
         "Sure.",
     ),
+    "mistral, ids": Case(
+        "mistral", "[TOOL_CALLS]get_time[CALL_ID]abcdefghi[ARGS]{}", [TIME]
+    ),
+    "mistral, spaces": Case("mistral", "[TOOL_CALLS] get_time [ARGS] {}", [TIME]),
     "deepseek v3": Case(
         "deepseek_v3",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
@@ -159,12 +218,25 @@ CASES = {
         "{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         [PARIS, TIME],
     ),
+    "deepseek v3.1, a call and none": Case(
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}<｜tool▁call▁begin｜>"
+        " a b<｜tool▁sep｜>{}",
+        [TIME],
+        "<｜tool▁call▁begin｜> a b<｜tool▁sep｜>{}",
+    ),
     "kimi": Case(
         "kimi_k2",
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
         '<|tool_call_argument_begin|>{"city": "Paris", "days": 2}<|tool_call_end|>'
         "<|tool_calls_section_end|>",
         [PARIS],
+    ),
+    "kimi, singular": Case(
+        "kimi_k2",
+        "<|tool_call_section_begin|><|tool_call_begin|>get_time:0<|tool_call_argument_begin|>{}"
+        "<|tool_call_end|><|tool_call_section_end|>",
+        [TIME],
     ),
     "jamba": Case(
         "jamba",
@@ -183,6 +255,7 @@ CASES = {
     "pythonic, code": Case(
         "pythonic", "[get_time(a=f(1))]", content="[get_time(a=f(1))]"
     ),
+    "pythonic, a call and none": Case("pythonic", "[get_time(), x y]", [TIME], "x y]"),
     "pythonic, unknown": Case("pythonic", "[rm(x=1)]", content="[rm(x=1)]"),
     "llama4": Case(
         "llama4_pythonic", "<|python_start|>[get_time()]<|python_end|>", [TIME]
@@ -211,39 +284,42 @@ CASES = {
         "Yes.",
         "A < B",
     ),
+    "harmony, the recipient first": Case(
+        HARMONY,
+        "<|start|>assistant to=functions.get_time<|channel|>commentary <|constrain|>json<|message|>"
+        "{}<|call|>",
+        [TIME],
+    ),
+    "harmony, a call amid analysis": Case(
+        HARMONY, "<|channel|>analysis to=functions.get_time code<|message|>{}<|call|>", [TIME]
+    ),
+    "harmony, a bare name": Case(
+        HARMONY, "<|channel|>commentary to=get_time <|constrain|>json<|message|>{}<|call|>", [TIME]
+    ),
+    "harmony, no arguments": Case(
+        HARMONY, "<|channel|>commentary to=functions.get_time<|message|><|call|>", [TIME]
+    ),
+    "harmony, another tool": Case(
+        HARMONY,
+        '<|channel|>commentary to=browser.search<|message|>{"q": 1}<|call|><|start|>assistant'
+        "<|channel|>commentary to=user<|message|>Yes.",
+        [],
+        "Yes.",
+        '{"q": 1}',
+    ),
+    "harmony, a broken header": Case(
+        HARMONY, "<|channel|>??<|end|><|start|>assistant<|channel|>final<|message|>Yes.", [], "Yes."
+    ),
     "harmony, none": Case(HARMONY, "Just <text", content="Just <text"),
 }  # fmt: skip
-
-
-def parse(case: Case, pieces: list[str]) -> ParsedMessage:
-    parser = make_parser(
-        tool_format=case.tool_format,
-        reasoning_format=case.reasoning_format,
-        tools=TOOLS if case.tools is None else case.tools,
-        prompt=case.prompt,
-    )
-    message = ParsedMessage()
-    for piece in pieces:
-        message.add(parser.feed(piece))
-    return message.add(parser.finish())
 
 
 every = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 
 
 @every
-def test_whole(case: Case) -> None:
-    message = parse(case, [case.text])
-    assert [(c.name, json.loads(c.arguments)) for c in message.calls] == case.calls
-    assert (message.content, message.reasoning) == (case.content, case.reasoning)
-
-
-@every
-def test_cut_anywhere(case: Case) -> None:
-    whole = parse(case, [case.text])
-    assert parse(case, list(case.text)) == whole
-    for at in range(len(case.text)):
-        assert parse(case, [case.text[:at], case.text[at:]]) == whole, case.text[:at]
+def test_whole_and_cut_anywhere(case: Case) -> None:
+    check(case)
 
 
 @every
@@ -255,7 +331,7 @@ def test_broken_off(case: Case) -> None:
 
 FRAGMENTS = sorted(
     {m for f in TOOL_FORMATS.values() for m in f.sections if m}
-    | {m for f in REASONING_FORMATS.values() for m in (f.open, f.close)}
+    | {m for f in REASONING_FORMATS.values() for m in (*f.open, *f.close)}
     | {'{"name": "get_time"', ', "arguments": ', '{"a": ["', '"]}', "}", "]", "[", ",", " ", "\n"}
     | {
         "get_time",
@@ -303,6 +379,49 @@ def test_long_rubbish_is_linear_work(tool_format: str, text: str) -> None:
     assert len(message.content) + sum(len(c.arguments) for c in message.calls) <= len(text)
 
 
+LONG = {  # longer than what joins a section's buffer at once
+    "text behind": Case(
+        "hermes",
+        '<tool_call>{"name": "get_time"}</tool_call>' + "x" * CHUNK_CHARS,
+        [TIME],
+        "x" * CHUNK_CHARS,
+    ),
+    "a name in white space": Case(
+        "kimi_k2",
+        spaced := "<|tool_calls_section_begin|><|tool_call_begin|>"
+        + " " * MAX_NAME_CHARS
+        + "get_time<|tool_call_argument_begin|>{}",
+        content=spaced,
+    ),
+    "a tag in white space": Case(
+        "qwen3_coder",
+        tagged := f"<tool_call><function={' ' * MAX_NAME_CHARS}get_time></function></tool_call>",
+        content=tagged,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LONG.values(), ids=list(LONG))
+def test_longer_than_a_chunk(case: Case) -> None:
+    for pieces in ([case.text], list(case.text)):
+        message = parse(case, pieces)
+        assert [(c.name, json.loads(c.arguments)) for c in message.calls] == case.calls
+        assert message.content == case.content
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>" + "x" * 2 * MAX_NAME_CHARS),
+        ("qwen3_coder", "<tool_call><function=" + "x" * 2 * MAX_NAME_CHARS),
+        ("hermes", '<tool_call>{"name": 5, '),
+    ],
+)
+def test_what_can_be_no_call_any_more_is_told_at_once(tool_format: str, text: str) -> None:
+    parser = make_parser(tool_format=tool_format, reasoning_format=None, tools=TOOLS)
+    assert ParsedMessage().add(parser.feed(text)).content == text.rstrip()
+
+
 def test_arguments_come_as_they_are_written() -> None:
     parser = make_parser(tool_format="hermes", reasoning_format=None, tools=TOOLS)
     parser.feed('<tool_call>{"name": "get_weather", "arguments": {"city": "Pa')
@@ -324,7 +443,7 @@ def test_markers_are_told(name: str) -> None:
             ):
                 assert marker in told or marker == "<|constrain|>", marker
     if reasoning:
-        assert {REASONING_FORMATS[name].open, REASONING_FORMATS[name].close} <= set(texts)
+        assert {*REASONING_FORMATS[name].open, *REASONING_FORMATS[name].close} <= set(texts)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +451,7 @@ def test_markers_are_told(name: str) -> None:
     [
         ("{{ '<tool_call>' }}", "hermes", None),
         ("<tool_call>\n<function=x>", "qwen3_coder", None),
-        ("<tool_call> {{ content.split('</think>') }}", "hermes", "deepseek_r1"),
+        ("<tool_call> {{ content.split('</think>') }}", "hermes", "qwen3"),
         ("[TOOL_CALLS]", "mistral", None),
         ("<|start|>assistant<|channel|>final", HARMONY, HARMONY),
         ("{{ messages }}", None, None),

@@ -67,6 +67,19 @@ async def test_a_wait_that_is_cancelled_holds_nothing() -> None:
     await asyncio.wait_for(slots.acquire(1), 1)
 
 
+async def test_who_comes_later_does_not_pass() -> None:
+    slots = LineSlots(3, max_bytes=10)
+    await slots.acquire(6)
+    large = asyncio.create_task(slots.acquire(8))
+    await asyncio.sleep(0)
+    small = asyncio.create_task(slots.acquire(1))
+    await asyncio.sleep(0)
+    assert (large.done(), small.done()) == (False, False)
+    large.cancel()  # it was in the way
+    await asyncio.wait_for(small, 1)
+    assert slots.num_running == 2
+
+
 async def test_results_are_stored_in_groups() -> None:
     groups: list[list[int]] = []
     gate = asyncio.Event()

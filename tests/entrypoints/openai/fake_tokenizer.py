@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.engine.chat_messages import normal_messages
+from octavo.engine.tokenizer import RenderedChat
 from octavo.errors import ChatTemplateError, RequestError
 from tests.engine.fakes import ByteTokenizer
 
@@ -34,16 +35,21 @@ class FakeTokenizer(ByteTokenizer):
         self.opens = opens
         self._specials = {s: self.vocab_size - len(specials) + i for i, s in enumerate(specials)}
         self.all_special_ids |= frozenset(self._specials.values())
+        self.special_spellings |= self._specials
         if bos:
             self.bos_token_id = 257
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"tokenizer_class": "Fake", "chat_template": self.chat_template_source}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         ids = super().encode(text)
         return [self.bos_token_id, *ids] if add_special_tokens and self.bos_token_id else ids
 
-    def apply_chat_template(
+    def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, shout: bool = False, **options: Any
-    ) -> list[int]:
+    ) -> RenderedChat:
         if not self.has_template:
             raise ChatTemplateError("the model has no chat template; give one", param="messages")
         if options.get("add_generation_prompt") and options.get("continue_final_message"):
@@ -55,8 +61,8 @@ class FakeTokenizer(ByteTokenizer):
             raise ChatTemplateError("Conversation roles must alternate", param="messages")
         if shout:
             messages = [{**m, "content": m["content"].upper()} for m in messages]
-        ids = super().apply_chat_template(messages, **options)
-        return ids + self.encode_plain(self.opens)
+        chat = super().render_chat(messages, **options)
+        return RenderedChat(chat.text + self.opens, chat.token_ids + self.encode_plain(self.opens))
 
     def script(self, text: str, index: int) -> list[int] | None:
         """What a prompt of this text has completion `index` say."""

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from octavo.engine.metrics import PREFIX
+from octavo.engine.metrics_exposition import PREFIX
 from tests.entrypoints.openai.harness import serving
 from tests.scripts import ROOT, load_script
 

@@ -14,9 +14,11 @@ from octavo.entrypoints.openai.quotas import Bucket, KeyAccount, KeyLimits, dura
 class Clock:
     def __init__(self) -> None:
         self.now = 1000.0
+        self.step = 0.0  # between two looks
 
     def __call__(self) -> float:
-        return self.now
+        now, self.now = self.now, self.now + self.step
+        return now
 
 
 def account(**limits: int) -> tuple[KeyAccount, Clock]:
@@ -43,6 +45,22 @@ def test_requests_per_minute() -> None:
     refusal(key.enter)
     assert key.rejections == {"key_requests": 3, "key_tokens": 0, "key_concurrent_requests": 0}
     assert (key.num_requests, key.num_concurrent) == (4, 4)
+
+
+def test_a_limit_that_ends_while_it_is_told() -> None:
+    key, clock = account(requests_per_minute=60)
+    for _ in range(60):
+        key.enter()
+    clock.now, clock.step = clock.now + 0.5, 0.6  # there are 0.5 at the first look, then 1.1
+    assert refusal(key.enter).headers == {"retry-after": "1"}
+
+
+def test_a_clock_behind_that_of_another_process_takes_nothing_away() -> None:
+    clock = Clock()
+    numbers = zeros(2)
+    Bucket(60, numbers, clock).take(10)
+    clock.now -= 1
+    assert Bucket(60, numbers, clock).level == 50
 
 
 def test_requests_at_a_time() -> None:
