@@ -200,9 +200,9 @@ void PackedLinear::pack_run(const SourceRows& rows, const Run& run, char* panel)
 }
 
 void PackedLinear::put_blocks(PackTasks& tasks, std::int64_t first, const SourceBlocks& blocks) {
-  require(
-      blocks.columns() == weight_.k && first >= 0 && blocks.rows >= 0 && first + blocks.rows <= weight_.n,
-      "rows do not fit the linear weight");
+  require(blocks.columns() == weight_.k && first >= 0 && blocks.rows >= 0 &&
+              first + blocks.rows <= weight_.n,
+          "rows do not fit the linear weight");
   pack_runs(tasks, first, blocks.rows, [this, blocks](const Run& run, char* panel) {
     const BlockFormat& format = *blocks.format;
     const WeightTraits& traits = traits_of(weight_.format);
