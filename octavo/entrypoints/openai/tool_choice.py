@@ -157,6 +157,6 @@ def _with_references_in(place: str, schema: Any) -> Any:
         return schema
     copy = {key: _with_references_in(place, value) for key, value in schema.items()}
     reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
         copy["$ref"] = place + reference[1:]
     return copy
