@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", ChatCompletionRequest, CompletionRequest)
 
+MAX_TOKENS = 1 << 18
+"""Of all answers of a request: to make their text holds the interpreter for microseconds each."""
+
 _ID = re.compile("[0-9]{1,9}")
 _ENDS = (None, "stop", "length", "repetition", "timeout")
 
@@ -162,12 +165,18 @@ async def _outputs(
             f"{shown(lengths)}: give the request as it was rendered",
             "prompt_tokens",
         )
-    for answer in answers:
-        _check(prepared, answer, field)
-    return [
-        await asyncio.to_thread(_output, prepared, i, answer, field)
-        for i, answer in enumerate(answers)
-    ]
+    num_tokens = sum(len(choice.token_ids) for answer in answers for choice in answer.choices)
+    if num_tokens > MAX_TOKENS:
+        raise bad_request(
+            f"{field} has {num_tokens} tokens; at most {MAX_TOKENS}: derender fewer prompts or "
+            "choices at once",
+            field,
+        )
+
+    def made() -> list[RequestOutput]:
+        return [_output(prepared, i, answer, field) for i, answer in enumerate(answers)]
+
+    return await asyncio.to_thread(made)
 
 
 def _check(prepared: PreparedRequest, answer: GenerateAnswer, field: str) -> None:
@@ -208,6 +217,7 @@ def _check(prepared: PreparedRequest, answer: GenerateAnswer, field: str) -> Non
 
 
 def _output(prepared: PreparedRequest, i: int, answer: GenerateAnswer, field: str) -> RequestOutput:
+    _check(prepared, answer, field)
     cached = 0
     if answer.usage is not UNSET and answer.usage is not None:
         cached = answer.usage.prompt_tokens_details.cached_tokens
