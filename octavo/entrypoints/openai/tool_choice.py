@@ -27,13 +27,12 @@ def chosen_tools(request: ChatCompletionRequest | TokenizeRequest) -> list[dict[
     choice, allowed = _choice_of(request)
     if choice == "none":
         return []
-    for name in allowed or ():
-        if name not in names:
-            raise bad_request(
-                f"tool_choice names the function {shown(name)}; tools has "
-                f"{shown(names) if names else 'none'}",
-                "tool_choice",
-            )
+    if missing := (allowed or set()) - set(names):
+        raise bad_request(
+            f"tool_choice names the function {shown(min(missing))}; tools has "
+            f"{shown(names) if names else 'none'}",
+            "tool_choice",
+        )
     if allowed is not None and forced_name(request) is None:
         tools = [tool for tool in tools if tool["function"]["name"] in allowed]
     if choice == "required" and not tools:
@@ -73,7 +72,7 @@ def _checked_tools(given: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return tools
 
 
-def _choice_of(request: ChatCompletionRequest | TokenizeRequest) -> tuple[str, list[str] | None]:
+def _choice_of(request: ChatCompletionRequest | TokenizeRequest) -> tuple[str, set[str] | None]:
     """auto, none or required; and the functions that may be called, where not all of them may.
 
     Raises:
@@ -84,14 +83,14 @@ def _choice_of(request: ChatCompletionRequest | TokenizeRequest) -> tuple[str, l
         return str(choice or "auto"), None
     name = _function_name(choice)
     if name is not None:
-        return "required", [name]
+        return "required", {name}
     options = choice if isinstance(choice, dict) else {}
     given = options.get("allowed_tools")
     if isinstance(given, dict) and options.get("type") == "allowed_tools":
         mode, tools = given.get("mode"), given.get("tools")
-        names = [_function_name(tool) for tool in tools] if isinstance(tools, list) else []
-        allowed = [name for name in names if name is not None]
-        if mode in ("auto", "required") and names and len(allowed) == len(names):
+        names = {_function_name(tool) for tool in tools} if isinstance(tools, list) else set()
+        allowed = {name for name in names if name is not None}
+        if mode in ("auto", "required") and allowed and None not in names:
             return mode, allowed
     raise bad_request(
         f"tool_choice={shown(choice)} must be 'auto', 'none', 'required', "
