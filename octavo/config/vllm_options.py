@@ -77,6 +77,18 @@ VLLM_ENGINE_OPTIONS: dict[str, VllmOption] = {
     ),
     "speculative_config": VllmOption((), "speculative decoding is not supported yet"),
     "enable_lora": VllmOption((False,), _NO_LORA),
+    "enable_expert_parallel": VllmOption((False,), _ONE_PROCESS),
+    "worker_cls": VllmOption(("auto",), _ONE_PROCESS),
+    "scheduler_cls": VllmOption((), "scheduling_policy is fcfs or priority"),
+    "attention_backend": VllmOption((), "there is one for each device"),
+    "disable_cascade_attn": VllmOption((False, True), "there is no cascade attention"),
+    "calculate_kv_scales": VllmOption((False,), "keys and values are kept in the model's dtype"),
+    "prefix_caching_hash_algo": VllmOption((), "blocks have a hash with a secret key"),
+    "kv_transfer_config": VllmOption((), "keys and values stay in their engine"),
+    "kv_events_config": VllmOption((), "blocks are not announced; the dashboard shows them"),
+    "enable_prompt_embeds": VllmOption((False,), "prompts are texts or token ids"),
+    "allowed_local_media_path": VllmOption(("",), _NO_IMAGES),
+    "code_revision": VllmOption((), "no code of a checkpoint is ever run"),
     "limit_mm_per_prompt": VllmOption(({},), _NO_IMAGES),
     "mm_processor_kwargs": VllmOption(({},), _NO_IMAGES),
     "disable_log_stats": VllmOption(
@@ -94,6 +106,31 @@ VLLM_SERVER_OPTIONS: dict[str, VllmOption] = {
         ("auto",), "the template tells which form of content it wants"
     ),
     "uvicorn_log_level": VllmOption((), "log_level is for all lines"),
+    "disable_uvicorn_access_log": VllmOption(
+        (False,), "log_level=warning leaves out the line per request"
+    ),
+    "log_config_file": VllmOption((), "log_level and log_format say how"),
+    "enable_log_outputs": VllmOption((False,), "what a model wrote is never logged"),
+    "enable_request_id_headers": VllmOption((True,), "x-request-id is always there"),
+    "enable_force_include_usage": VllmOption(
+        (False,), "a request's field stream_options.include_usage says so"
+    ),
+    "exclude_tools_when_tool_choice_none": VllmOption(
+        (True,), "tool_choice none always keeps tools from the template"
+    ),
+    "tool_parser_plugin": VllmOption(("",), "tool_call_parser names one of those that there are"),
+    "tool_server": VllmOption((), "no tools run on the server"),
+    "lora_modules": VllmOption((), _NO_LORA),
+    "default_chat_template_kwargs": VllmOption(
+        ({},), "a request's field chat_template_kwargs has them; or give a chat_template"
+    ),
+    "enable_scale_out": VllmOption((True,), "render, derender and generate are always there"),
+    "headless": VllmOption((False,), _ONE_PROCESS),
+    "middleware": VllmOption((), "no code is loaded into the server; put a proxy before it"),
+    "ssl_ciphers": VllmOption((), "TLS 1.2 and 1.3 have those of OpenSSL"),
+    "enable_ssl_refresh": VllmOption((False,), "certificates are read again at SIGHUP"),
+    "h11_max_incomplete_event_size": VllmOption((), "a head has at most 64 KiB"),
+    "h11_max_header_count": VllmOption((), "a head has at most 64 KiB"),
     "root_path": VllmOption(("",), "let the proxy take the prefix off"),
     "return_tokens_as_token_ids": VllmOption(
         (False,), "a request's field return_tokens_as_token_ids says so"

@@ -24,11 +24,21 @@ from octavo.contracts.messages import (
 from octavo.contracts.pause_mode import PauseMode
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
-from octavo.engine.beam_search import begin_beam_search, check_request
+from octavo.engine.beam_search import (
+    CheckedBeamSearch,
+    begin_beam_search,
+    check_requests,
+    run_search,
+)
 from octavo.engine.core_client import AsyncCoreClient
 from octavo.engine.core_launch import CoreHandle, CoreLink
 from octavo.engine.daemon_thread import in_daemon_thread
-from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
+from octavo.engine.input_processor import (
+    CheckedRequest,
+    InputProcessor,
+    ProcessedRequest,
+    PromptType,
+)
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor, ParserOf
 from octavo.engine.output_stream import OutputStream
@@ -38,8 +48,10 @@ from octavo.errors import DuplicateIdError, EngineDeadError, RequestError
 from octavo.log import get_logger
 
 if TYPE_CHECKING:
+    from octavo.config.sections import ModelConfig
     from octavo.contracts.engine_view import EngineView
     from octavo.engine.tokenizer import Tokenizer
+    from octavo.models.files import ModelFiles
 
 logger = get_logger(__name__)
 
@@ -122,16 +134,12 @@ class AsyncLLM:
     @classmethod
     async def _start(cls, config: EngineConfig, client: SocketClient) -> AsyncLLM:
         from octavo.engine.tokenizer import tokenizer_of
-        from octavo.models.files import resolve_model
 
         loop = asyncio.get_running_loop()
-        model = config.model
-        resolve = partial(
-            resolve_model, model.model, revision=model.revision, load_format=model.load_format
-        )
-        with contextlib.closing(await in_daemon_thread(resolve)) as files:
+        files_of = partial(_files_of, config.model)
+        with contextlib.closing(await in_daemon_thread(files_of)) as files:
             await client.launch(config, str(files.path))
-            tokenizer = await loop.run_in_executor(None, tokenizer_of, model, files)
+            tokenizer = await loop.run_in_executor(None, tokenizer_of, config.model, files)
             await client.ready()
         return cls(client, tokenizer, files.generation_config)
 
@@ -139,15 +147,12 @@ class AsyncLLM:
     async def attach(cls, link: CoreLink) -> AsyncLLM:
         """A further front end of a core that another one started. Raises as `start`."""
         from octavo.engine.tokenizer import tokenizer_of
-        from octavo.models.files import resolve_model
 
         client = SocketClient(link)
         try:
             await client.attach()
             model = client.info.config.model
-            with contextlib.closing(
-                resolve_model(model.model, revision=model.revision, load_format=model.load_format)
-            ) as files:
+            with contextlib.closing(_files_of(model)) as files:
                 return cls(client, tokenizer_of(model, files), files.generation_config)
         except BaseException:
             await client.shutdown()
@@ -162,77 +167,14 @@ class AsyncLLM:
         request_id: str,
         *,
         priority: int = 0,
-        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
-        parser_of: ParserOf | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of one request as they come (`SamplingParams.output_kind`). A slow reader
-        gets fewer, larger ones. Leaving the generator aborts the request.
-
-        With `parser_of`, answers are taken apart (`CompletionOutput.events`), and stop strings are
-        searched in content alone.
-
-        Raises:
-            RequestError: the request is wrong, or its id is in use.
-            EngineDeadError: the engine died, or is shutting down.
-        """
-        self._ensure_accepting()
-        if params.logits_processors:
-            raise RequestError(
-                "logits_processors are for LLM, which runs in the caller's process; start the "
-                "engine with logits processor classes instead",
-                param="logits_processors",
-            )
-        process = partial(
-            self._input_processor.process,
-            priority=priority,
-            service_class=service_class,
-            cache_salt=cache_salt,
-        )
-        request = await self._in_thread(process, request_id, prompt, params)
-        stream = self._open(request, parser_of)
-        try:
-            await self._submit(request)
-            while True:
-                output = await stream.get()
+        """`check` one request, and `run` it. Raises as these two."""
+        (request,) = await self.check([prompt], [params], priority=priority, cache_salt=cache_salt)
+        assert isinstance(request, CheckedRequest)
+        async with contextlib.aclosing(self.run(request, request_id)) as outputs:
+            async for output in outputs:
                 yield output
-                if output.finished:
-                    return
-        finally:
-            self._end(request_id)
-
-    async def beam_search(
-        self,
-        prompt: PromptType,
-        params: BeamSearchParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        service_class: ServiceClass = ServiceClass.INTERACTIVE,
-        cache_salt: str | None = None,
-        skip_special_tokens: bool = True,
-    ) -> RequestOutput:
-        """The sequences that a beam search found, the best first, as the completions of one output.
-        Cancelling it aborts what runs. Raises as `generate`."""
-        self._ensure_accepting()
-        begin = partial(
-            begin_beam_search,
-            self._input_processor,
-            priority=priority,
-            service_class=service_class,
-            cache_salt=cache_salt,
-        )
-        search = await self._in_thread(begin, request_id, prompt, params)
-        while not search.done:
-            tasks = [asyncio.ensure_future(self._last_of(r)) for r in search.next_requests()]
-            try:
-                search.take(await asyncio.gather(*tasks))
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-        finish = partial(search.request_output, skip_special_tokens=skip_special_tokens)
-        return await self._in_thread(finish, self.tokenizer)
 
     async def encode(
         self,
@@ -241,24 +183,95 @@ class AsyncLLM:
         request_id: str,
         *,
         priority: int = 0,
-        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """The vector of one prompt: a single output. Leaving the generator aborts the request.
-
-        Raises:
-            RequestError, EngineDeadError: as `generate`.
-            RequestFailedError: the request failed, or was aborted.
-        """
-        self._ensure_accepting()
-        process = partial(
-            self._input_processor.process,
-            priority=priority,
-            service_class=service_class,
-            cache_salt=cache_salt,
+        """The vector of one prompt: a single output. Raises as `generate`, and RequestFailedError:
+        the request failed, or was aborted."""
+        (request,) = await self.check(
+            [prompt], [pooling_params], priority=priority, cache_salt=cache_salt
         )
-        request = await self._in_thread(process, request_id, prompt, pooling_params)
-        yield pooling_output(await self._last_of(request))
+        assert isinstance(request, CheckedRequest)
+        async with contextlib.aclosing(self.run(request, request_id)) as outputs:
+            async for output in outputs:
+                yield pooling_output(output)
+
+    async def check(
+        self,
+        prompts: Sequence[PromptType],
+        params: Sequence[SamplingParams | BeamSearchParams | PoolingParams],
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[CheckedRequest | CheckedBeamSearch]:
+        """Make requests fit to `run` or, of a beam search, to `search`; begin nothing. As
+        `InputProcessor.check`, and EngineDeadError: the engine died, or is shutting down."""
+        self._ensure_accepting()
+        if isinstance(params[0], SamplingParams) and params[0].logits_processors:
+            raise RequestError(
+                "logits_processors are for LLM, which runs in the caller's process; start the "
+                "engine with logits processor classes instead",
+                param="logits_processors",
+            )
+        check = partial(
+            check_requests, self._input_processor, priority=priority, cache_salt=cache_salt
+        )
+        requests = await self._in_thread(check, prompts, params)
+        first = requests[0]
+        if isinstance(first, CheckedRequest) and first.first_token_ids is not None:
+            await self.check_grammar(first)
+        return requests
+
+    async def check_grammar(self, request: CheckedRequest) -> None:
+        """Raise RequestError if the request's grammar, where it has one, cannot be used, or begins
+        with none of the tokens that its parameters allow. It is compiled in the core."""
+        if request.derived.grammar is not None:
+            await self._client.check_grammar(request.derived.grammar, request.first_token_ids)
+
+    async def run(
+        self,
+        request: CheckedRequest,
+        request_id: str,
+        *,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
+        parser_of: ParserOf | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs of one request as they come (`SamplingParams.output_kind`). A slow reader
+        gets fewer, larger ones. Leaving the generator aborts the request.
+
+        With `parser_of`, answers are taken apart (`CompletionOutput.events`), and stop strings are
+        searched in content alone.
+
+        Raises RequestError: its id is wrong, or in use; EngineDeadError, as `check`."""
+        self._ensure_accepting()
+        processed = self._input_processor.begin(request_id, request, service_class=service_class)
+        stream = self._open(processed, parser_of)
+        try:
+            await self._submit(processed)
+            while True:
+                output = await stream.get()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._end(request_id)
+
+    async def search(
+        self,
+        request: CheckedBeamSearch,
+        request_id: str,
+        *,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
+        skip_special_tokens: bool = True,
+    ) -> RequestOutput:
+        """The sequences that a beam search found, the best first, as the completions of one output.
+        Cancelling it aborts what runs. Raises as `run`."""
+        self._ensure_accepting()
+        search = begin_beam_search(
+            self._input_processor, request_id, request, service_class=service_class
+        )
+        await run_search(search, self._last_of)
+        finish = partial(search.request_output, skip_special_tokens=skip_special_tokens)
+        return await self._in_thread(finish, self.tokenizer)
 
     async def abort(self, request_id: str) -> None:
         """End a request: its generator gives a last output with finish_reason "abort"."""
@@ -272,21 +285,6 @@ class AsyncLLM:
         """Refuse a text that cannot fit before it is tokenized. Raises PromptTooLongError."""
         check = partial(self._input_processor.check_num_chars, param=param)
         await self._in_thread(check, num_chars)
-
-    async def check(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: Sequence[SamplingParams | BeamSearchParams | PoolingParams],
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-    ) -> None:
-        """Refuse what `generate`, `beam_search` or `encode` would refuse of a request, and begin
-        nothing (`InputProcessor.check`). Raises RequestError."""
-        check = partial(
-            check_request, self._input_processor, priority=priority, cache_salt=cache_salt
-        )
-        await self._in_thread(check, prompts, params)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Text to ids, off the event loop."""
@@ -481,13 +479,19 @@ class AsyncLLM:
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
         """Call it off the event loop. Raises EngineDeadError, also while it waits for its turn."""
-        self._ensure_alive()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._call_alive, function, *args)
 
-    def _call_alive(self, function: Callable[..., T], *args: Any) -> T:
+        def call() -> T:
+            self._ensure_alive()
+            return function(*args)
+
         self._ensure_alive()
-        return function(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+
+def _files_of(model: ModelConfig) -> ModelFiles:
+    from octavo.models.files import resolve_model
+
+    return resolve_model(model.model, revision=model.revision, load_format=model.load_format)
 
 
 def _log_failure(task: asyncio.Future[None]) -> None:

@@ -11,10 +11,11 @@ Equal scores go to the earlier beam, then to the lower id.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,7 +24,12 @@ from octavo.contracts.messages import CompletionOutput, Logprob, RequestOutput, 
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_limits import MAX_LOGPROB_VALUES, MAX_LOGPROBS
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
-from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
+from octavo.engine.input_processor import (
+    CheckedRequest,
+    InputProcessor,
+    ProcessedRequest,
+    PromptType,
+)
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:
@@ -96,7 +102,6 @@ class BeamSearch:
         template: the prompt, processed (`begin_beam_search`).
 
     Attributes:
-        num_candidates: per step: enough that beam_width are left that do not end.
         done: whether the search is over.
         error: the failure that ended it.
     """
@@ -107,12 +112,10 @@ class BeamSearch:
         engine_request = template.engine_requests[0]
         self._template = template
         self._params = params
-        max_tokens = template.params.max_tokens
-        assert max_tokens is not None, "the input processor fills it in"
-        self._max_tokens = max_tokens
-        self._end_ids = frozenset(() if params.ignore_eos else engine_request.eos_token_ids)
-        self.num_candidates = max(2, 1 + len(self._end_ids)) * params.beam_width
-        self._num_logprobs = min(self.num_candidates, vocab_size)
+        self._max_tokens = _max_tokens(template)
+        self._end_ids = _end_ids(params, engine_request.eos_token_ids)
+        self._num_candidates = _num_candidates(params, self._end_ids)
+        self._num_logprobs = min(self._num_candidates, vocab_size)
         self._beams = [_Beam()]
         self._ended: list[_Hypothesis] = []
         self._num_steps = 0
@@ -223,7 +226,7 @@ class BeamSearch:
         )
         going_on: list[_Beam] = []
         num_tokens = len(self._beams[0].token_ids) + 1
-        for place, (_, index, token_id) in enumerate(candidates[: self.num_candidates]):
+        for place, (_, index, token_id) in enumerate(candidates[: self._num_candidates]):
             beam = self._longer(index, token_id, logprobs[index][0])
             ends = token_id in self._end_ids
             if not ends and num_tokens < self._max_tokens:
@@ -266,42 +269,81 @@ class BeamSearch:
         return token_ids
 
 
+async def run_search(
+    search: BeamSearch, last_of: Callable[[ProcessedRequest], Awaitable[RequestOutput]]
+) -> None:
+    """Run a search to its end. Cancelling it cancels the requests that run.
+
+    Args:
+        last_of: runs a request, and gives its last output.
+    """
+    while not search.done:
+        tasks = [asyncio.ensure_future(last_of(r)) for r in search.next_requests()]
+        try:
+            search.take(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def search_id_of(request_id: str) -> str:
     """The id of the search that an engine request belongs to; an id of no search stays."""
     return _BEAM_SUFFIX.sub("", request_id)
 
 
-def check_request(
+@dataclass(frozen=True, kw_only=True)
+class CheckedBeamSearch:
+    """A beam search in which nothing is wrong, before it has an id.
+
+    Attributes:
+        template: what its beams have in common.
+    """
+
+    template: CheckedRequest
+    params: BeamSearchParams
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Of the prompt."""
+        return self.template.prompt_token_ids
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of an output."""
+        return _max_tokens(self.template)
+
+
+def check_requests(
     processor: InputProcessor,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[PromptType],
     params: Sequence[SamplingParams | BeamSearchParams | PoolingParams],
     *,
     priority: int = 0,
     cache_salt: str | None = None,
-) -> None:
-    """Refuse what `InputProcessor.process`, or of a beam search `begin_beam_search`, would refuse.
-    Arguments and errors are those of `InputProcessor.check`."""
-    for prompt, of_prompt in zip(prompts, params):
-        if isinstance(of_prompt, BeamSearchParams):
-            begin_beam_search(
-                processor, "check", prompt, of_prompt, priority=priority, cache_salt=cache_salt
-            )
-    others = [p for p in params if not isinstance(p, BeamSearchParams)]
+) -> list[CheckedRequest | CheckedBeamSearch]:
+    """`InputProcessor.check`, or of beam searches `check_beam_search`. Arguments and errors are
+    those of the former."""
+    options: Any = {"priority": priority, "cache_salt": cache_salt}
+    others = [of_prompt for of_prompt in params if not isinstance(of_prompt, BeamSearchParams)]
     if others:
-        processor.check(prompts, others, priority=priority, cache_salt=cache_salt)
+        return [*processor.check(prompts, others, **options)]
+    return [
+        check_beam_search(processor, prompt, of_prompt, **options)
+        for prompt, of_prompt in zip(prompts, params)
+        if isinstance(of_prompt, BeamSearchParams)
+    ]
 
 
-def begin_beam_search(
+def check_beam_search(
     processor: InputProcessor,
-    request_id: str,
     prompt: PromptType,
     params: BeamSearchParams,
     *,
     priority: int = 0,
-    service_class: ServiceClass = ServiceClass.INTERACTIVE,
     cache_salt: str | None = None,
-) -> BeamSearch:
-    """Check a prompt and parameters (`InputProcessor.process`), and begin.
+) -> CheckedBeamSearch:
+    """Check a prompt and parameters (`InputProcessor.check`).
 
     Raises:
         RequestError: what is wrong with them.
@@ -316,26 +358,50 @@ def begin_beam_search(
             f"{processor.config.logprobs_mode!r}; start the engine with another one"
         )
     params = msgspec.structs.replace(params)  # checks it anew: fields can be set
-    template = processor.process(
-        request_id,
-        prompt,
-        SamplingParams(temperature=0.0, seed=0, max_tokens=params.max_tokens, detokenize=False),
-        priority=priority,
-        service_class=service_class,
-        cache_salt=cache_salt,
+    of_beams = SamplingParams(
+        temperature=0.0, seed=0, max_tokens=params.max_tokens, detokenize=False
     )
-    search = BeamSearch(template, params, processor.vocab_size)
-    if search.num_candidates > MAX_LOGPROBS:
+    (template,) = processor.check([prompt], [of_beams], priority=priority, cache_salt=cache_salt)
+    num_candidates = _num_candidates(params, _end_ids(params, processor.eos_token_ids))
+    if num_candidates > MAX_LOGPROBS:
         raise RequestError(
-            f"beam_width={params.beam_width} needs {search.num_candidates} candidates a step for a "
+            f"beam_width={params.beam_width} needs {num_candidates} candidates a step for a "
             f"model with so many end ids; at most {MAX_LOGPROBS}: use fewer beams",
             param="beam_width",
         )
-    num_logprobs = search.num_candidates * params.beam_width * (template.params.max_tokens or 0)
+    max_tokens = _max_tokens(template)
+    num_logprobs = num_candidates * params.beam_width * max_tokens
     if num_logprobs > MAX_LOGPROB_VALUES:
         raise RequestError(
-            f"beam_width={params.beam_width} and max_tokens={template.params.max_tokens} are up to "
+            f"beam_width={params.beam_width} and max_tokens={max_tokens} are up to "
             f"{num_logprobs} log probabilities; at most {MAX_LOGPROB_VALUES}: lower one of them",
             param="max_tokens",
         )
-    return search
+    return CheckedBeamSearch(template=template, params=params)
+
+
+def begin_beam_search(
+    processor: InputProcessor,
+    request_id: str,
+    search: CheckedBeamSearch,
+    *,
+    service_class: ServiceClass = ServiceClass.INTERACTIVE,
+) -> BeamSearch:
+    """Give a search an id. Raises RequestError, as `InputProcessor.begin`."""
+    template = processor.begin(request_id, search.template, service_class=service_class)
+    return BeamSearch(template, search.params, processor.vocab_size)
+
+
+def _end_ids(params: BeamSearchParams, eos_token_ids: Sequence[int]) -> frozenset[int]:
+    return frozenset(() if params.ignore_eos else eos_token_ids)
+
+
+def _num_candidates(params: BeamSearchParams, end_ids: frozenset[int]) -> int:
+    """Per step: enough that beam_width are left that do not end."""
+    return max(2, 1 + len(end_ids)) * params.beam_width
+
+
+def _max_tokens(template: CheckedRequest | ProcessedRequest) -> int:
+    assert isinstance(template.params, SamplingParams)
+    assert template.params.max_tokens is not None, "checking it has set it"
+    return template.params.max_tokens

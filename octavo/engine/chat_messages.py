@@ -9,9 +9,13 @@ from typing import Any
 from octavo.errors import RequestError, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-TEXT_PARTS = ("text", "input_text", "output_text")
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of parts that are text → their field that has it."""
 MAX_MESSAGES = 1 << 16
 MAX_CHARS = 1 << 24
+MAX_VALUES = 1 << 18
+"""Values of messages, tools or variables, keys included: whoever looks at each holds the
+interpreter for a microsecond or two."""
 MAX_DEPTH = 64
 _NEED_CONTENT = ("system", "developer", "user")
 
@@ -34,6 +38,12 @@ def normal_messages(messages: Any) -> list[dict[str, Any]]:
     return [_normal_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
+def developer_as_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages for a template that does not know OpenAI's newer name of the role `system`: it
+    would leave them out, or refuse them."""
+    return [{**m, "role": "system"} if m["role"] == "developer" else {**m} for m in messages]
+
+
 def normal_tools(tools: Any) -> list[dict[str, Any]] | None:
     """The tools, or None where there are none (null and [] mean that). Raises RequestError."""
     if tools is None:
@@ -47,12 +57,15 @@ def strings_in(value: Any, where: str) -> Iterator[str]:
     """All strings of a JSON-like value, keys included.
 
     Raises:
-        RequestError: nested too deep, too long, or of a type that JSON does not have.
+        RequestError: nested too deep, too long, too much, or of a type that JSON does not have.
     """
-    num_chars = 0
+    num_chars = num_values = 0
     stack = [(value, 0)]
     while stack:
         item, depth = stack.pop()
+        num_values += 1
+        if num_values + len(stack) > MAX_VALUES:
+            raise RequestError(f"{where}: more than {MAX_VALUES} values", param=where)
         if isinstance(item, str):
             num_chars += len(item)
             if num_chars > MAX_CHARS:
@@ -114,11 +127,12 @@ def _part(where: str, part: Any) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else part
-    if kind not in TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise _error(f"{where}: part of type {shown(kind)} is not supported; supported: text")
-    text = part.get("text")
+    field = TEXT_PARTS[kind]
+    text = part.get(field)
     if not isinstance(text, str):
-        raise _error(f"{where}: text={shown(text)} must be text")
+        raise _error(f"{where}: {field}={shown(text)} must be text")
     return text
 
 
@@ -141,7 +155,8 @@ def _arguments(where: str, arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        parsed = json.loads(arguments)
+        return {} if parsed is None else parsed
     except (ValueError, RecursionError) as error:
         raise _error(f"{where}: arguments are not valid JSON: {str(error)[:200]}") from None
 

@@ -31,7 +31,7 @@ from octavo.contracts.pause_mode import PauseMode
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.step import RunnerOutput, SchedulerOutput
-from octavo.contracts.structured_outputs import GRAMMAR_PARAM
+from octavo.contracts.structured_outputs import GRAMMAR_PARAM, GrammarSource
 from octavo.core.block_hash import load_hash_secret
 from octavo.core.pause import PauseState
 from octavo.core.scheduler import Scheduler
@@ -47,6 +47,8 @@ logger = get_logger(__name__)
 
 _IDLE_WAIT_SECONDS = 0.001
 """How long a step waits that finds requests but none that may run (a hook holds them back)."""
+
+_NO_GRAMMARS = "structured outputs need the model's tokenizer, which this engine was not given"
 
 
 class _InFlight(msgspec.Struct):
@@ -122,15 +124,25 @@ class EngineCore:
         self._ensure_alive()
         _check_request(request, self.info.vocab_size, self.info.hidden_size)
         if request.grammar is not None and self._structured is None:
-            raise RequestError(
-                "structured outputs need the model's tokenizer, which this engine was not given",
-                param=GRAMMAR_PARAM,
-            )
+            raise RequestError(_NO_GRAMMARS, param=GRAMMAR_PARAM)
         self.scheduler.add_request(request)
         arrival = request.arrival_time or time.monotonic()
         self._arrivals[request.request_id] = arrival
         if request.sampling_params is not None:
             self._deadlines.add(request.request_id, request.sampling_params, arrival)
+
+    def check_grammar(self, grammar: GrammarSource, first: Sequence[int] | None) -> str | None:
+        """What is wrong with a grammar (`StructuredOutputs.check`), "" if nothing; None while it is
+        compiled: to be asked again, or taken back by `forget_grammar`."""
+        self._ensure_alive()
+        if self._structured is None:
+            return _NO_GRAMMARS
+        return self._structured.check(grammar, first)
+
+    def forget_grammar(self, grammar: GrammarSource) -> None:
+        """Whoever asked `check_grammar` does not wait any more."""
+        if self._structured is not None:
+            self._structured.forget(grammar)
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """End requests at once. Nothing more comes of them; unknown ids are passed over."""

@@ -29,6 +29,7 @@ from octavo.contracts.pause_mode import PauseMode
 
 if TYPE_CHECKING:
     from octavo.contracts.engine_view import EngineView
+    from octavo.contracts.structured_outputs import GrammarSource
     from octavo.engine.core import EngineCore
     from octavo.engine.wire import CoreInfo
     from octavo.executor.base import ExecutorInfo
@@ -112,6 +113,11 @@ class AsyncCoreClient(ABC):
         """Wait for the next outputs (none where only the counters are new)."""
 
     @abstractmethod
+    async def check_grammar(self, grammar: GrammarSource, first: Sequence[int] | None) -> None:
+        """Raise RequestError for a grammar that cannot be used, or whose texts begin with none of
+        the tokens `first` (None: with any). Cancelling it takes the grammar back."""
+
+    @abstractmethod
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False (and nothing done) while requests hold blocks."""
 
@@ -161,7 +167,7 @@ class ManyCoresClient(AsyncCoreClient):
       request with `fork_of` goes where its parent went, whose blocks it shares.
     - `get_outputs` gives the outputs of one engine at a time; their `stats` are sums over all
       engines, `load` has each one's.
-    - `reset_prefix_cache` is True where it was for every engine.
+    - `reset_prefix_cache` is True where it was for every engine; `check_grammar` asks any of them.
     - They live and die together: one dead engine is the death of all.
     """
 

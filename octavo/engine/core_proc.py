@@ -21,13 +21,14 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast, get_args
+from typing import Annotated, cast, get_args
 
 import msgspec
 import zmq
 
 from octavo.contracts.messages import EngineOutput, EngineOutputs, FinishReason
 from octavo.contracts.pause_mode import PauseMode
+from octavo.contracts.structured_outputs import GrammarKind, GrammarSource
 from octavo.engine import wire
 from octavo.engine.core import EngineCore
 from octavo.engine.core_sockets import FrontEndSockets
@@ -241,12 +242,34 @@ def _called(core: EngineCore, call: wire.Call) -> wire.Result:
         return wire.Result(call_id=call.call_id, value=core.is_paused())
     if call.method == "has_begun_requests":
         return wire.Result(call_id=call.call_id, value=core.scheduler.has_begun_requests())
+    if call.method in ("check_grammar", "forget_grammar"):
+        return _called_of_grammar(core, call)
     return wire.Result(call_id=call.call_id, error=f"unknown method {call.method[:64]!r}")
+
+
+def _called_of_grammar(core: EngineCore, call: wire.Call) -> wire.Result:
+    try:
+        asked = msgspec.convert(call.arguments, _GrammarArguments)
+    except msgspec.ValidationError as error:
+        return wire.Result(call_id=call.call_id, error=f"{call.method}: {error}")
+    grammar = GrammarSource(asked.kind, asked.text)
+    if call.method == "forget_grammar":
+        core.forget_grammar(grammar)
+        return wire.Result(call_id=call.call_id, value=True)
+    return wire.Result(call_id=call.call_id, value=core.check_grammar(grammar, asked.first))
+
+
+class _GrammarArguments(msgspec.Struct):
+    """Arguments of `check_grammar` and `forget_grammar`."""
+
+    kind: GrammarKind
+    text: str
+    first: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]] | None = None
 
 
 def _vocabulary(start: wire.Start, vocab_size: int) -> Vocabulary:
     """The model's vocabulary, read anew: only grammars need it in this process."""
-    from octavo.engine.input_processor import vocabulary_of
+    from octavo.engine.end_tokens import vocabulary_of
     from octavo.engine.tokenizer import tokenizer_of
     from octavo.models.files import resolve_model
 

@@ -9,6 +9,7 @@ how many tokens a step brings:
   of several that end there the longest counts. What is complete within the first `min_tokens`
   tokens is text.
 - What could still become one is withheld, and shown when it no longer can or at the end.
+- A stop string that spells a special token is that token, too, where special tokens are no text.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._text = _TokenText(tokenizer, params)
         self._search = _StopSearch(params)
+        self._stop_tokens = _stop_tokens(tokenizer, params)
         self._keep_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
@@ -78,9 +80,11 @@ class Detokenizer:
             shown.append(self._text.decode(body))
         for i, token_id in enumerate(body if self._search.is_needed else ()):
             self._num_tokens += 1
-            text, stop = self._search.push(
-                self._text.decode((token_id,)), may_stop=self._num_tokens > self._min_tokens
-            )
+            may_stop = self._num_tokens > self._min_tokens
+            if may_stop and (stop := self._stop_tokens.get(token_id)) is not None:
+                shown += [self._search.flush(), stop if self._keep_stop else ""]
+                return Piece("".join(shown), i + 1, stop)
+            text, stop = self._search.push(self._text.decode((token_id,)), may_stop=may_stop)
             shown.append(text)
             if stop is not None:
                 return Piece("".join(shown), i + 1, stop)
@@ -96,12 +100,13 @@ class ParsingDetokenizer:
     each stretch of it. Reasoning and calls are passed on as they are.
 
     The token that brings a stop is the one with which the parser says that content: it withholds
-    what may be a marker.
+    what may be a marker. A special token that is a stop ends reasoning and calls, too.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, parser: OutputParser) -> None:
         self._text = _TokenText(tokenizer, params)
         self._search = _StopSearch(params)
+        self._stop_tokens = _stop_tokens(tokenizer, params)
         self._parser = parser
         self._keep_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
@@ -118,15 +123,22 @@ class ParsingDetokenizer:
         groups = [(i,) for i in body] if self._search.is_needed else [body]
         for count, ids in enumerate(groups, start=1):
             self._num_tokens += len(ids)
+            stop = self._stop_tokens.get(ids[-1]) if self._stop_tokens else None
+            if stop is not None and self._num_tokens > self._min_tokens:
+                stop = self._end(events) or stop
+                return Piece("".join(texts), count, stop, events)
             texts.append(self._text.decode(ids))
             stop = self._take(self._parser.feed(texts[-1]), events)
             if stop is not None:
                 return Piece("".join(texts), count, stop, events)
-        stop = None
-        if finished:
-            stop = self._take(self._parser.finish(), events)
-            self._flush(events)
+        stop = self._end(events) if finished else None
         return Piece("".join(texts), len(token_ids), stop, events)
+
+    def _end(self, events: list[Event]) -> str | None:
+        """Nothing comes any more: add what is withheld, up to a stop, which is returned."""
+        stop = self._take(self._parser.finish(), events)
+        self._flush(events)
+        return stop
 
     def _take(self, said: Iterable[Event], events: list[Event]) -> str | None:
         """Add what the parser said, up to a stop, which is returned."""
@@ -197,6 +209,15 @@ def make_detokenizer(
     if is_shown_at_end and not (params.stop_strings or params.stop_regexes):
         return DetokenizerAtEnd(tokenizer, params)
     return Detokenizer(tokenizer, params)
+
+
+def _stop_tokens(tokenizer: Tokenizer, params: SamplingParams) -> dict[int, str]:
+    """Special tokens that stop strings spell and that are no text: id → stop string."""
+    if not params.skip_special_tokens or not params.stop_strings:
+        return {}
+    spellings, shown = tokenizer.special_spellings, params.shown_special_token_ids or ()
+    ids = {spellings[stop]: stop for stop in params.stop_strings if stop in spellings}
+    return {i: stop for i, stop in ids.items() if i not in shown}
 
 
 class _TokenText:

@@ -6,10 +6,12 @@ Everything that can be wrong with a request is found here, before the core hears
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
@@ -22,12 +24,14 @@ from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
 from octavo.contracts.structured_outputs import GrammarSource
 from octavo.engine.bad_words import encode_bad_words
+from octavo.engine.end_tokens import end_token_ids
 from octavo.engine.params_rules import (
     check_logits_processors,
     check_num_logprobs,
+    first_token_ids,
     per_completion,
 )
-from octavo.engine.pooling import engine_request_of
+from octavo.engine.pooling import complete_params
 from octavo.engine.request_checks import (
     check_cache_salt,
     check_priority,
@@ -35,10 +39,9 @@ from octavo.engine.request_checks import (
     check_unicode,
 )
 from octavo.engine.stop_regex import check_stop_regexes
-from octavo.errors import ModelError, PromptTooLongError, RequestError, shown
+from octavo.errors import PromptTooLongError, RequestError, shown
 from octavo.sample.logits_processor import load_logits_processors
 from octavo.structured.sources import grammar_source
-from octavo.structured.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
@@ -63,6 +66,33 @@ class TokensPrompt(TypedDict, total=False):
 PromptType: TypeAlias = "str | Sequence[int] | TextPrompt | TokensPrompt"
 
 
+class Derived(NamedTuple):
+    """Fields of an `EngineRequest` that come from the parameters."""
+
+    grammar: GrammarSource | None = None
+    bad_words_token_ids: Sequence[list[int]] = ()
+    thinking: Thinking | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedRequest:
+    """A request in which nothing is wrong, before it has an id (`InputProcessor.check`).
+
+    Attributes:
+        prompt: the text, where it was given as text.
+        params: a copy; of a request for text with `max_tokens` set, of one for a vector with all.
+        first_token_ids: with which its parameters let an output begin; None: with any.
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams | PoolingParams
+    derived: Derived
+    first_token_ids: list[int] | None
+    priority: int
+    cache_salt: str | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProcessedRequest:
     """A request that is fit to run.
@@ -78,22 +108,6 @@ class ProcessedRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     engine_requests: list[EngineRequest]
-
-
-class _Derived(NamedTuple):
-    """Fields of an `EngineRequest` that come from the parameters."""
-
-    grammar: GrammarSource | None
-    bad_words_token_ids: list[list[int]]
-    thinking: Thinking | None
-
-
-class _Service(NamedTuple):
-    """Fields of an `EngineRequest` that say how it is served."""
-
-    priority: int
-    service_class: ServiceClass
-    cache_salt: str | None
 
 
 class InputProcessor:
@@ -112,6 +126,7 @@ class InputProcessor:
 
     Attributes:
         config, vocab_size: as given.
+        eos_token_ids: with which an output ends.
 
     Raises:
         ModelError: the generation config is malformed.
@@ -135,7 +150,7 @@ class InputProcessor:
         self.vocab_size = vocab_size
         self._hidden_size = hidden_size
         self._default_sampling = default_sampling(config, generation_config)
-        self._eos_token_ids = end_token_ids(tokenizer, generation_config, vocab_size)
+        self.eos_token_ids = end_token_ids(tokenizer, generation_config, vocab_size)
         self._seed = config.seed
         self._seed_numbers = itertools.count(1)  # atomic: several threads may process
 
@@ -165,126 +180,119 @@ class InputProcessor:
         params: SamplingParams | PoolingParams,
         *,
         priority: int = 0,
-        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         cache_salt: str | None = None,
     ) -> ProcessedRequest:
-        """Check, tokenize and complete one request: for text, or for a vector (PoolingParams).
-
-        Args:
-            prompt: text, ids, {"prompt": text} or {"prompt_token_ids": ids}; the last two may
-                have a "cache_salt", the last one its text.
-            priority: lower runs first, where the scheduling policy is "priority".
-            service_class: whom it serves; classes come before the policy.
-            cache_salt: cached prefixes are shared only among requests of one salt.
-
-        Raises:
-            RequestError: what is wrong with it.
-        """
+        """`check` and `begin` one request. Raises RequestError: what is wrong with it."""
         check_request_id(request_id)
-        if not isinstance(params, (SamplingParams, PoolingParams)):
-            raise RequestError(
-                "sampling_params must be SamplingParams (or pooling_params PoolingParams), not "
-                f"{type(params).__name__}",
-                param="sampling_params",
-            )
-        check_priority(priority)
-        text, token_ids, salt = self._read_prompt(prompt, _num_more(params))
-        if salt is not None and cache_salt is not None:
-            raise RequestError("cache_salt is given twice; give it once", param="cache_salt")
-        salt = cache_salt if salt is None else salt
-        check_cache_salt(salt)
-        service = _Service(priority, service_class, salt)
-        if isinstance(params, PoolingParams):
-            return self._pooling_request(request_id, text, token_ids, params, service)
-        return self._sampling_request(request_id, text, token_ids, params, service)
-
-    def _pooling_request(
-        self,
-        request_id: str,
-        text: str | None,
-        token_ids: list[int],
-        params: PoolingParams,
-        service: _Service,
-    ) -> ProcessedRequest:
-        request = engine_request_of(
-            request_id,
-            token_ids,
-            params,
-            pooling_type=self.config.pooling_type,
-            hidden_size=self._hidden_size,
-            **service._asdict(),
-        )
-        return ProcessedRequest(
-            request_id=request_id,
-            prompt=text,
-            prompt_token_ids=token_ids,
-            params=SamplingParams(detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY),
-            engine_requests=[request],
-        )
-
-    def _sampling_request(
-        self,
-        request_id: str,
-        text: str | None,
-        token_ids: list[int],
-        params: SamplingParams,
-        service: _Service,
-    ) -> ProcessedRequest:
-        params = msgspec.structs.replace(params)  # checks it anew: fields can be set
-        derived = self._derive(params)
-        params = self._complete(params, len(token_ids))
-        ids = engine_request_ids(request_id, params.num_sequences)
-        first, others = per_completion(params)
-        now = time.monotonic()
-        requests = [
-            EngineRequest(
-                request_id=engine_id,
-                prompt_token_ids=token_ids,
-                sampling_params=first if i == 0 else others,
-                eos_token_ids=self._eos_token_ids,
-                arrival_time=now,
-                sample_index=i,
-                fork_of=ids[0] if i else None,
-                **derived._asdict(),
-                **service._asdict(),
-            )
-            for i, engine_id in enumerate(ids)
-        ]
-        return ProcessedRequest(
-            request_id=request_id,
-            prompt=text,
-            prompt_token_ids=token_ids,
-            params=params,
-            engine_requests=requests,
-        )
+        (request,) = self.check([prompt], [params], priority=priority, cache_salt=cache_salt)
+        return self.begin(request_id, request)
 
     def check(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[PromptType],
         params: Sequence[SamplingParams | PoolingParams],
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> None:
-        """Refuse what `process` would refuse, and make nothing.
+    ) -> list[CheckedRequest]:
+        """Check, tokenize and complete requests for text, or for vectors (PoolingParams); begin
+        nothing.
 
         Args:
-            prompts: token ids, one list per prompt.
+            prompts: each is text, ids, {"prompt": text} or {"prompt_token_ids": ids}; the last two
+                may have a "cache_salt", the last one its text.
             params: one for each prompt; they differ in `max_tokens` alone.
+            priority: lower runs first, where the scheduling policy is "priority".
+            cache_salt: cached prefixes are shared only among requests of one salt.
 
         Raises:
             RequestError: what is wrong with one of them.
         """
+        for of_prompt in params:
+            if not isinstance(of_prompt, (SamplingParams, PoolingParams)):
+                raise RequestError(
+                    "sampling_params must be SamplingParams (or pooling_params PoolingParams), not "
+                    f"{type(of_prompt).__name__}",
+                    param="sampling_params",
+                )
         check_priority(priority)
         check_cache_salt(cache_salt)
+        derived, begins_with = Derived(), None
         if isinstance(params[0], SamplingParams):
-            self._derive(params[0])
+            first = msgspec.structs.replace(params[0])  # checks it anew: fields can be set
+            derived = self._derive(first)
+            bad_words = derived.bad_words_token_ids
+            begins_with = first_token_ids(first, bad_words, self.eos_token_ids)
+        requests = []
         for prompt, of_prompt in zip(prompts, params):
-            self._check_ids(prompt, _num_more(of_prompt))
-            if isinstance(of_prompt, SamplingParams):
-                self._max_tokens(of_prompt, len(prompt))
-            else:
-                of_prompt.check_hidden_size(self._hidden_size)
+            text, token_ids, salt = self._read_prompt(prompt, _num_more(of_prompt))
+            if salt is not None and cache_salt is not None:
+                raise RequestError("cache_salt is given twice; give it once", param="cache_salt")
+            check_cache_salt(salt)
+            requests.append(
+                CheckedRequest(
+                    prompt=text,
+                    prompt_token_ids=token_ids,
+                    params=self._complete(of_prompt, len(token_ids)),
+                    derived=derived,
+                    first_token_ids=begins_with,
+                    priority=priority,
+                    cache_salt=cache_salt if salt is None else salt,
+                )
+            )
+        return requests
+
+    def begin(
+        self,
+        request_id: str,
+        request: CheckedRequest,
+        *,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
+    ) -> ProcessedRequest:
+        """Give a request an id, and a seed if it has none.
+
+        Args:
+            service_class: whom it serves; classes come before the policy.
+
+        Raises:
+            RequestError: the id is none.
+        """
+        check_request_id(request_id)
+        to_be_run = partial(
+            EngineRequest,
+            prompt_token_ids=request.prompt_token_ids,
+            arrival_time=time.monotonic(),
+            priority=request.priority,
+            service_class=service_class,
+            cache_salt=request.cache_salt,
+        )
+        if isinstance(request.params, PoolingParams):
+            params = SamplingParams(detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+            requests = [to_be_run(request_id=request_id, pooling_params=request.params)]
+        else:
+            params = copy(request.params)
+            params.seed = self._draw_seed() if params.seed is None else params.seed
+            params.structured_outputs = None  # the grammar travels in its stead
+            ids = engine_request_ids(request_id, params.num_sequences)
+            first, others = per_completion(params)
+            requests = [
+                to_be_run(
+                    request_id=engine_id,
+                    sampling_params=first if i == 0 else others,
+                    eos_token_ids=self.eos_token_ids,
+                    **request.derived._asdict(),
+                    sample_index=i,
+                    fork_of=ids[0] if i else None,
+                )
+                for i, engine_id in enumerate(ids)
+            ]
+        return ProcessedRequest(
+            request_id=request_id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            params=params,
+            engine_requests=requests,
+        )
 
     # ---------------------------------------------------------------- the prompt
 
@@ -376,25 +384,33 @@ class InputProcessor:
 
     # ---------------------------------------------------------------- the parameters
 
-    def _derive(self, params: SamplingParams) -> _Derived:
+    def _derive(self, params: SamplingParams) -> Derived:
         """What the core gets besides parameters and prompt. Raises RequestError."""
         params.check_vocabulary(self.vocab_size)
         wanted = params.structured_outputs
-        grammar = None if wanted is None else grammar_source(wanted)
+        grammar = None if wanted is None else grammar_source(wanted, self._mark_in_lark)
         check_stop_regexes(params.stop_regexes)
         check_logits_processors(params, self._logits_processors)
         bad_words = encode_bad_words(params.bad_words or (), self._tokenizer, self.vocab_size)
         thinking = self._thinking if params.thinking_token_budget is not None else None
-        return _Derived(grammar, bad_words, thinking)
+        return Derived(grammar, bad_words, thinking)
 
-    def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
-        """Fill in `max_tokens` and `seed`, and leave out what does not travel. Never changes the
-        caller's object."""
+    def _mark_in_lark(self, mark: str) -> str:
+        """A mark of reasoning as llguidance's Lark has it: a special token is no text."""
+        ids = self._tokenizer.encode(mark, add_special_tokens=False)
+        is_special = len(ids) == 1 and ids[0] in self._tokenizer.all_special_ids
+        return f"<[{ids[0]}]>" if is_special else json.dumps(mark)
+
+    def _complete(
+        self, params: SamplingParams | PoolingParams, num_prompt_tokens: int
+    ) -> SamplingParams | PoolingParams:
+        """A copy in which everything is set but the seed."""
+        if isinstance(params, PoolingParams):
+            return complete_params(
+                params, pooling_type=self.config.pooling_type, hidden_size=self._hidden_size
+            )
         max_tokens = self._max_tokens(params, num_prompt_tokens)
-        seed = self._draw_seed() if params.seed is None else params.seed
-        return msgspec.structs.replace(
-            params, max_tokens=max_tokens, seed=seed, structured_outputs=None
-        )
+        return msgspec.structs.replace(params, max_tokens=max_tokens)
 
     def _max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:
         """How many may be generated.
@@ -442,30 +458,6 @@ class InputProcessor:
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
         return (z ^ (z >> 31)) >> 1
-
-
-def vocabulary_of(
-    tokenizer: Tokenizer, generation_config: Mapping[str, Any], vocab_size: int
-) -> Vocabulary:
-    """What grammars need to know of a model's tokens."""
-    return Vocabulary.of(
-        tokenizer,
-        vocab_size=vocab_size,
-        eos_token_ids=end_token_ids(tokenizer, generation_config, vocab_size),
-    )
-
-
-def end_token_ids(
-    tokenizer: Tokenizer, generation_config: Mapping[str, Any], vocab_size: int
-) -> list[int]:
-    """End ids of tokenizer and generation config, each once, those the model can produce."""
-    more = generation_config.get("eos_token_id")
-    more = [] if more is None else more if isinstance(more, list) else [more]
-    if any(type(i) is not int for i in more):
-        raise ModelError(
-            f"generation config: eos_token_id={shown(more)} must be an integer or a list of them"
-        )
-    return [i for i in dict.fromkeys([*tokenizer.eos_token_ids, *more]) if 0 <= i < vocab_size]
 
 
 def _num_more(params: SamplingParams | PoolingParams) -> int:

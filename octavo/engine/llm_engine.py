@@ -16,12 +16,8 @@ from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.core import EngineCore
 from octavo.engine.core_client import CoreClient, InprocClient
-from octavo.engine.input_processor import (
-    InputProcessor,
-    ProcessedRequest,
-    PromptType,
-    vocabulary_of,
-)
+from octavo.engine.end_tokens import vocabulary_of
+from octavo.engine.input_processor import InputProcessor, ProcessedRequest, PromptType
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.tokenizer import Tokenizer, tokenizer_of
 from octavo.errors import RequestError, shown

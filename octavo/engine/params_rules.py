@@ -64,6 +64,35 @@ def check_num_logprobs(
         )
 
 
+def first_token_ids(
+    params: SamplingParams, bad_words: Sequence[Sequence[int]], eos_token_ids: Sequence[int]
+) -> list[int] | None:
+    """Those of `allowed_token_ids` with which an output can begin; None: there is no such list.
+
+    Args:
+        bad_words: as token ids.
+        eos_token_ids: of the model.
+
+    Raises:
+        RequestError: there is none.
+    """
+    if params.allowed_token_ids is None:
+        return None
+    masked = {word[0] for word in bad_words if len(word) == 1}
+    if params.min_tokens > 0:
+        masked.update(params.stop_token_ids or ())
+        ignores_eos = params.ignore_eos and params.structured_outputs is None
+        masked.update(() if ignores_eos else eos_token_ids)
+    first = [i for i in params.allowed_token_ids if i not in masked]
+    if not first:
+        raise RequestError(
+            "bad_words and min_tokens exclude each of the allowed_token_ids, so that no token may "
+            "come first; allow more tokens",
+            param="allowed_token_ids",
+        )
+    return first
+
+
 def per_completion(params: SamplingParams) -> tuple[SamplingParams, SamplingParams]:
     """The parameters of the first completion and of the others. One is enough to tell about the
     prompt; the others share what it computed. A ranking needs the log probability of each."""

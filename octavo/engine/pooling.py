@@ -1,58 +1,34 @@
-"""Requests for vectors, on the front end's side: made, and their answers read."""
+"""Requests for vectors, on the front end's side: completed, and their answers read."""
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
-from octavo.contracts.messages import (
-    EngineRequest,
-    PoolingOutput,
-    PoolingRequestOutput,
-    RequestOutput,
-    ServiceClass,
-)
+from octavo.contracts.messages import PoolingOutput, PoolingRequestOutput, RequestOutput
 from octavo.contracts.pooling_params import PoolingParams, PoolingType
 from octavo.errors import RequestAbortedError, RequestFailedError
 
 
-def engine_request_of(
-    request_id: str,
-    prompt_token_ids: list[int],
-    params: PoolingParams,
-    *,
-    pooling_type: PoolingType,
-    hidden_size: int,
-    priority: int,
-    service_class: ServiceClass,
-    cache_salt: str | None,
-) -> EngineRequest:
-    """The engine request for the vector of a prompt.
+def complete_params(
+    params: PoolingParams, *, pooling_type: PoolingType, hidden_size: int
+) -> PoolingParams:
+    """A copy in which everything is set.
 
     Args:
         pooling_type: the engine's, for `params` without one.
         hidden_size: of the model.
 
     Raises:
-        RequestError: more dimensions than the model has.
+        RequestError: more dimensions than the model has, or a field that was set is wrong.
     """
     params = PoolingParams(
         task=params.task,
         pooling_type=params.pooling_type or pooling_type,
         dimensions=params.dimensions,
         normalize=params.normalize,
-    )  # checks it anew: fields can be set
-    params.check_hidden_size(hidden_size)
-    return EngineRequest(
-        request_id=request_id,
-        prompt_token_ids=prompt_token_ids,
-        pooling_params=params,
-        arrival_time=time.monotonic(),
-        priority=priority,
-        service_class=service_class,
-        cache_salt=cache_salt,
     )
+    params.check_hidden_size(hidden_size)
+    return params
 
 
 def pooling_output(output: RequestOutput) -> PoolingRequestOutput:

@@ -16,18 +16,24 @@ from octavo.contracts.codec import Encoder
 from octavo.contracts.engine_view import EngineView
 from octavo.contracts.messages import EngineOutputs, EngineRequest
 from octavo.contracts.pause_mode import PauseMode
+from octavo.contracts.structured_outputs import GRAMMAR_PARAM, GrammarSource
 from octavo.engine import wire
 from octavo.engine.core_client import AsyncCoreClient
 from octavo.engine.core_launch import CoreLink
-from octavo.errors import EngineDeadError, EngineUnresponsiveError, OctavoError
+from octavo.errors import EngineDeadError, EngineUnresponsiveError, OctavoError, RequestError
 
 Message = TypeVar("Message", wire.Hello, wire.Ready)
 
-_Answer = bool | EngineView | None
+_Answer = bool | str | EngineView | None
 """Of a `wire.Call`."""
 
 MAX_SILENT_BEATS = 5
 """A core of which nothing was heard for more beats than this is unresponsive."""
+
+_Arguments = dict[str, int | str | list[int]]
+
+_LEAST_GRAMMAR_PAUSE, _MOST_GRAMMAR_PAUSE = 0.002, 0.064
+"""Seconds between two questions whether a grammar is compiled; they double."""
 
 _CONNECT_SECONDS = 0.05
 """Between two attempts to reach a core that has not connected yet."""
@@ -62,6 +68,7 @@ class SocketClient(AsyncCoreClient):
         self._receiving: asyncio.Future[list[bytes]] | None = None
         self._calls: dict[int, asyncio.Future[_Answer]] = {}
         self._num_calls = 0
+        self._forgetting: set[asyncio.Task[None]] = set()  # the loop itself holds tasks only weakly
         self._dead: EngineDeadError | None = None
         self._num_silent_beats = 0
         self._num_stuck_beats = 0
@@ -154,7 +161,7 @@ class SocketClient(AsyncCoreClient):
         return bool(await self._call("has_begun_requests"))
 
     async def observe(self, after_step: int = -1, block_id: int | None = None) -> EngineView:
-        arguments: dict[str, int | str] = {"after_step": after_step}
+        arguments: _Arguments = {"after_step": after_step}
         if block_id is not None:
             arguments["block_id"] = block_id
         view = await self._call("observe", arguments)
@@ -162,13 +169,32 @@ class SocketClient(AsyncCoreClient):
             raise OctavoError("the engine core did not say what it does")
         return view
 
-    async def _call(self, method: str, arguments: dict[str, int | str] | None = None) -> _Answer:
+    async def check_grammar(self, grammar: GrammarSource, first: Sequence[int] | None) -> None:
+        arguments: _Arguments = {"kind": grammar.kind, "text": grammar.text}
+        asked = arguments if first is None else {**arguments, "first": list(first)}
+        pause = _LEAST_GRAMMAR_PAUSE
+        try:
+            while (error := await self._call("check_grammar", asked)) is None:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _MOST_GRAMMAR_PAUSE)
+        except asyncio.CancelledError:
+            # Nothing may be awaited here.
+            task = asyncio.ensure_future(self._forget_grammar(arguments))
+            self._forgetting.add(task)
+            task.add_done_callback(self._forgetting.discard)
+            raise
+        if error:
+            raise RequestError(str(error), param=GRAMMAR_PARAM)
+
+    async def _forget_grammar(self, grammar: _Arguments) -> None:
+        with contextlib.suppress(EngineDeadError):
+            await self._call("forget_grammar", grammar)
+
+    async def _call(self, method: str, arguments: _Arguments | None = None) -> _Answer:
         """Call one of the core's methods (`wire.Call`). Raises OctavoError: it failed there."""
         self._ensure_alive()
         self._num_calls += 1
-        answer: asyncio.Future[bool | EngineView | None] = (
-            asyncio.get_running_loop().create_future()
-        )
+        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._calls[self._num_calls] = answer
         call = wire.Call(call_id=self._num_calls, method=method, arguments=arguments or {})
         await self._send(call)

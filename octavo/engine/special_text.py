@@ -115,9 +115,11 @@ class SpecialText:
             positions = {match.start() for match in self._starts.finditer(text)}
         first = _SPACES.match(text).end()  # type: ignore[union-attr]
         last = len(text.rstrip())
-        if any(text[first : first + n] in self._tails for n in range(1, self._longest)):
+        longest = min(self._longest, len(text) - first + 1)
+        if any(text[first : first + n] in self._tails for n in range(1, longest)):
             positions.add(first)
-        if any(text[max(first, last - n) : last] in self._heads for n in range(1, self._longest)):
+        longest = min(self._longest, last - first + 1)
+        if any(text[last - n : last] in self._heads for n in range(1, longest)):
             positions.add(last - 1)
         return positions
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.config.sections import ModelConfig
 from octavo.engine.chat_messages import (
+    developer_as_system,
     last_content,
     map_strings,
     normal_messages,
@@ -18,6 +19,7 @@ from octavo.engine.chat_messages import (
     strings_in,
 )
 from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.tokenizer_config import tokenizer_config
 from octavo.errors import ChatTemplateError, ConfigError, RequestError, shown
 from octavo.models.files import ModelFiles, resolve_tokenizer
 
@@ -135,6 +137,11 @@ class Tokenizer:
         words with a space, the space is there even at the start of a text."""
         return self._bytes[token_id] if 0 <= token_id < self.vocab_size else b""
 
+    @cached_property
+    def special_spellings(self) -> Mapping[str, int]:
+        """Every special token by its text."""
+        return {self.token_bytes(i).decode("utf-8", "replace"): i for i in self.all_special_ids}
+
     @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` has a template to apply."""
@@ -144,6 +151,13 @@ class Tokenizer:
     def chat_template_source(self) -> str:
         """Text of all chat templates; "" where there are none."""
         return "\n".join(template.source for template in self._chat_templates.values())
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What a tokenizer_config.json says of it: special tokens by their names, as "eos_token",
+        and `chat_template`."""
+        sources = {name: template.source for name, template in self._chat_templates.items()}
+        return tokenizer_config(self._special_tokens, sources)
 
     def render_chat(
         self,
@@ -184,6 +198,8 @@ class Tokenizer:
             )
         chat = {"messages": normal_messages(messages), "tools": normal_tools(tools), **kwargs}
         template = self._choose_template(chat["tools"], chat_template)
+        if "developer" not in template.source:
+            chat["messages"] = developer_as_system(chat["messages"])
         texts = chain.from_iterable(strings_in(value, name) for name, value in chat.items())
         marker = self._special.marker(chain(texts, [template.source]))
         marked = {name: map_strings(value, marker.mark) for name, value in chat.items()}

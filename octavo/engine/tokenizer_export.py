@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from octavo.engine.gguf_tokenizer import PRE_TOKENIZERS, PreTokenizer, gguf_tokenizer
 from octavo.engine.hf_tokenizer import folder_tokenizer
+from octavo.engine.tokenizer_config import tokenizer_config
 from octavo.engine.tokenizer_parts import TokenizerParts
 from octavo.errors import TokenizerError, shown
 from octavo.log import get_logger
@@ -51,14 +52,11 @@ def folder_files(files: ModelFiles) -> dict[str, bytes]:
         paths = [files.path / name for name in _FOLDER_FILES]
         return {p.name: p.read_bytes() for p in paths if p.is_file()}
     parts = gguf_tokenizer(files.gguf_metadata, str(files.path))
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+    config = {
         "clean_up_tokenization_spaces": False,
         "model_max_length": files.config.int("max_position_embeddings", None),
-        **parts.special_tokens,
+        **tokenizer_config(parts.special_tokens, parts.chat_templates),
     }
-    if parts.chat_templates:
-        config["chat_template"] = _template_value(parts.chat_templates)
     content = json.dumps(
         {k: v for k, v in config.items() if v is not None}, indent=2, ensure_ascii=False
     )
@@ -66,12 +64,6 @@ def folder_files(files: ModelFiles) -> dict[str, bytes]:
         "tokenizer.json": parts.core.to_str(pretty=False).encode(),
         "tokenizer_config.json": f"{content}\n".encode(),
     }
-
-
-def _template_value(templates: Mapping[str, str]) -> Any:
-    if list(templates) == ["default"]:
-        return templates["default"]
-    return [{"name": name, "template": text} for name, text in templates.items()]
 
 
 def gguf_metadata(files: ModelFiles) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Call(msgspec.Struct, tag="call"):
 
     call_id: int
     method: str
-    arguments: dict[str, int | str] = {}
+    arguments: dict[str, int | str | list[int]] = {}
 
 
 class Shutdown(msgspec.Struct, tag="shutdown"):
@@ -111,7 +111,7 @@ class Result(msgspec.Struct, tag="result"):
     """The answer to a `Call`: `error` is the message if it failed."""
 
     call_id: int
-    value: bool | EngineView | None = None
+    value: bool | str | EngineView | None = None
     error: str | None = None
 
 

@@ -22,7 +22,7 @@ from octavo.contracts.messages import (
 )
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import RequestOutputKind, SamplingParams
-from octavo.engine.beam_search import BeamSearchOutput, begin_beam_search
+from octavo.engine.beam_search import BeamSearchOutput, begin_beam_search, check_beam_search
 from octavo.engine.input_processor import ProcessedRequest, PromptType
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.pooling import cosine, pooling_output
@@ -179,12 +179,13 @@ class LLM:
             scores: RequestError too with such a `logprobs_mode`.
         """
         items = as_prompts(prompts)
+        processor = self.llm_engine.input_processor
         searches = []
         for i, prompt in enumerate(items):
             with naming("prompts", i, len(items)):
                 number = str(next(self._request_numbers))
-                processor = self.llm_engine.input_processor
-                searches.append(begin_beam_search(processor, number, prompt, params))
+                checked = check_beam_search(processor, prompt, params)
+                searches.append(begin_beam_search(processor, number, checked))
         active = searches
         while active := [search for search in active if not search.done]:
             steps = [search.next_requests() for search in active]

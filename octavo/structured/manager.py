@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 _WORD = 32
 MAX_FORCED_TOKENS = 32
 """Tokens that a grammar leaves no choice about, taken with one forward."""
+CONTRADICTION = (
+    "the grammar and allowed_token_ids contradict each other: no text of the grammar begins with a "
+    "token that is allowed; allow more tokens, or leave one of the two out"
+)
 _GIVEN_WAY_SECONDS = 3e-3
 """How long the loop stands still at a time, a third of a step."""
 
@@ -99,6 +103,31 @@ class StructuredOutputs(SchedulerHook):
         """Stop compiling."""
         self._compiler.close()
 
+    def check(self, source: GrammarSource, first: Sequence[int] | None) -> str | None:
+        """What is wrong with a grammar, "" if nothing; None while it is compiled.
+
+        Args:
+            first: tokens with which its texts may begin, those of the vocabulary; None: any.
+        """
+        compiled = self._compiler.result(source)
+        if compiled is None:
+            return None
+        if compiled.matcher is None:
+            return _cannot_be_used(compiled.error)
+        if first is not None:
+            row = np.zeros(self._num_words, dtype=np.int32)
+            _fill(compiled.matcher.deep_copy(), row)
+            ids = np.array(first, dtype=np.int64)
+            ids = ids[ids < self._num_words * _WORD]
+            if not (row.view(np.uint32)[ids // _WORD] >> (ids % _WORD).astype(np.uint32) & 1).any():
+                return CONTRADICTION
+        return ""
+
+    def forget(self, source: GrammarSource) -> None:
+        """Nobody waits for this grammar any more, but maybe a request."""
+        if not any(c.source == source for c in self._requests.values()):
+            self._compiler.forget(source)
+
     def give_way(self) -> None:
         """Stand still between two steps, for a few milliseconds at a time, if a grammar is being
         compiled: its threads and processes run only where a core is idle, and steps leave none."""
@@ -140,7 +169,7 @@ class StructuredOutputs(SchedulerHook):
         return Admission.READY
 
     def error_of(self, request: HookRequest) -> str:
-        return f"the grammar cannot be used: {self._requests[request.request_id].error}"
+        return _cannot_be_used(self._requests[request.request_id].error)
 
     @property
     def clamps(self) -> bool:
@@ -162,9 +191,7 @@ class StructuredOutputs(SchedulerHook):
         self._batch_ids.discard(request.request_id)
         constrained = self._requests.pop(request.request_id, None)
         if constrained is not None and constrained.matcher is None:
-            source = constrained.source
-            if not any(c.source == source for c in self._requests.values()):
-                self._compiler.forget(source)
+            self.forget(constrained.source)
         return False
 
     def build_step_meta(self, step: SchedulerOutput) -> None:
@@ -248,6 +275,10 @@ class StructuredOutputs(SchedulerHook):
                 if token_ids:
                     forced[request_id] = token_ids
         return forced
+
+
+def _cannot_be_used(error: str) -> str:
+    return f"the grammar cannot be used: {error}"
 
 
 def _fill(matcher: LLMatcher, row: np.ndarray) -> None:

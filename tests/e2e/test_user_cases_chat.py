@@ -70,13 +70,13 @@ def test_case_31_content(smollm2: LLM) -> None:
     assert "None" not in text
     assert "Hello\nWorld" in text
     assert prompt_of(smollm2, messages, tools=None) == ids
-    assert prompt_of(smollm2, [user(None)]) == prompt_of(smollm2, [user("")])
 
 
 @pytest.mark.model
 @pytest.mark.parametrize(
     "content",
     [
+        None,
         [{"type": "video", "video": "x"}],
         [{"type": "text"}],
         [{"type": "text", "text": 7}],

@@ -49,6 +49,7 @@ class ByteTokenizer:
         self.bos_token_id: int | None = None
         self.eos_token_ids = [EOS]
         self.all_special_ids = frozenset(SPECIALS.values())
+        self.special_spellings = dict(SPECIALS)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         for spelling, token_id in SPECIALS.items():

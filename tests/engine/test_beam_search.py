@@ -13,7 +13,7 @@ from octavo.config.sections import ModelConfig
 from octavo.contracts.beam_search_params import BeamSearchParams
 from octavo.contracts.messages import CompletionOutput, Logprob, RequestOutput
 from octavo.contracts.step import SchedulerOutput
-from octavo.engine.beam_search import BeamSearchOutput, begin_beam_search
+from octavo.engine.beam_search import BeamSearchOutput, begin_beam_search, check_beam_search
 from octavo.engine.input_processor import InputProcessor
 from octavo.entrypoints.llm import LLM
 from octavo.errors import RequestError
@@ -91,7 +91,7 @@ def test_as_transformers(llm: LLM, theirs: Any, options: dict[str, Any]) -> None
     """Many ids end a sequence, so that beams end at all lengths."""
     params = BeamSearchParams(max_tokens=20, **options)
     ends = [] if params.ignore_eos else [EOS, *range(0, 250, 9)]
-    llm.llm_engine.input_processor._eos_token_ids = ends or [EOS]
+    llm.llm_engine.input_processor.eos_token_ids = ends or [EOS]
     finish_reasons = set()
     for prompt, output in zip(prompts(), llm.beam_search(prompts(), params)):
         found = expected(theirs, prompt, params, ends)
@@ -124,7 +124,7 @@ def texts(outputs: list[BeamSearchOutput]) -> list[list[tuple[list[int], float]]
 )
 def test_the_schedule_does_not_show(llm: LLM, model_path: Path, options: dict[str, Any]) -> None:
     """To the bit: alone or with others, in a pool too small for all, without a prefix cache."""
-    llm.llm_engine.input_processor._eos_token_ids = [EOS]
+    llm.llm_engine.input_processor.eos_token_ids = [EOS]
     params = BeamSearchParams(beam_width=4, max_tokens=20)
     alone = [llm.beam_search(prompt, params)[0] for prompt in prompts()]
     base = {"dtype": "float32", "max_model_len": 128, "num_threads": 1}
@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="max_model_len=128"):
         llm.beam_search([[1] * 120], BeamSearchParams(beam_width=2, max_tokens=9))
     llm.beam_search([[1]], BeamSearchParams(beam_width=128, max_tokens=1))
-    llm.llm_engine.input_processor._eos_token_ids = [EOS, 1, 2]
+    llm.llm_engine.input_processor.eos_token_ids = [EOS, 1, 2]
     with pytest.raises(RequestError, match="at most 4194304: lower one of them"):
         llm.beam_search([[1]], BeamSearchParams(beam_width=128, max_tokens=127))
     with pytest.raises(RequestError, match="must be BeamSearchParams"):
@@ -198,7 +198,7 @@ def search_over(table: list[dict[int, float]], **options: Any) -> list[tuple[lis
         generation_config={},
     )
     params = BeamSearchParams(max_tokens=len(table), **options)
-    search = begin_beam_search(processor, "r", "prompt", params)
+    search = begin_beam_search(processor, "r", check_beam_search(processor, "prompt", params))
     for position in table:
         assert not search.done
         outputs = []

@@ -7,6 +7,7 @@ import pytest
 from octavo.engine.chat_messages import (
     MAX_CHARS,
     MAX_DEPTH,
+    MAX_VALUES,
     last_content,
     map_strings,
     normal_messages,
@@ -31,9 +32,10 @@ def test_content_becomes_text() -> None:
         {"role": "tool", "content": None, "tool_call_id": "2"},
         {"role": "assistant"},
         {"role": "user", "content": ""},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
     ]
     contents = [m["content"] for m in normal_messages(messages)]
-    assert contents == ["S", "Hello\nWorld\n!", "", "", "", "", ""]
+    assert contents == ["S", "Hello\nWorld\n!", "", "", "", "", "", "No."]
 
 
 def test_null_is_absent() -> None:
@@ -46,7 +48,14 @@ def test_null_is_absent() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "parsed"),
-    [('{"a": [1, "x"]}', {"a": [1, "x"]}), ("", {}), (None, {}), ({"a": 1}, {"a": 1}), ("5", 5)],
+    [
+        ('{"a": [1, "x"]}', {"a": [1, "x"]}),
+        ("", {}),
+        (None, {}),
+        ("null", {}),
+        ({"a": 1}, {"a": 1}),
+        ("5", 5),
+    ],
 )
 def test_arguments_of_tool_calls_are_parsed(arguments: Any, parsed: Any) -> None:
     (message,) = normal_messages([{"role": "assistant", "tool_calls": [call(arguments)]}])
@@ -124,6 +133,8 @@ def nested(depth: int) -> Any:
         (nested(100_000), "nested deeper than"),
         (nested(MAX_DEPTH + 1), "nested deeper than"),
         (["x" * (MAX_CHARS // 2), "x" * (MAX_CHARS // 2 + 1)], "more than 16777216 characters"),
+        ([0] * MAX_VALUES, "more than 262144 values"),
+        ([{"a": 0}] * (MAX_VALUES // 3 + 1), "more than 262144 values"),
         ({"a": b"x"}, "of type bytes, which JSON has not"),
         ([object], "of type type"),
     ],

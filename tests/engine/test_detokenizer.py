@@ -302,3 +302,26 @@ def test_where_text_may_end_the_output_it_is_made_at_once(stop: dict[str, Any]) 
 def test_without_detokenizing_there_is_no_text() -> None:
     detokenizer = make_detokenizer(ByteTokenizer(), SamplingParams(detokenize=False))
     assert detokenizer.push([104, 105, EOS], stop_token=True, finished=True) == Piece("", 3)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("per_step", [1, 4])
+def test_a_stop_string_may_be_a_special_token(skip: bool, keep: bool, per_step: int) -> None:
+    """vllm#792, trl#3425, TGI#1724: it is no text, and was never found."""
+    params = SamplingParams(
+        stop=["iX", "<|im_end|>"],
+        min_tokens=2,
+        skip_special_tokens=skip,
+        include_stop_str_in_output=keep,
+    )
+    detokenizer = Detokenizer(ByteTokenizer(), params)  # type: ignore[arg-type]
+    ids = [IM_END, 104, 105, IM_END, 120]
+    text, used = "", 0
+    for start in range(0, len(ids), per_step):
+        piece = detokenizer.push(ids[start : start + per_step])
+        text, used = text + piece.text, used + piece.num_tokens
+        if piece.stop is not None:
+            break
+    shown = "hi" if skip else "<|im_end|>hi"
+    assert (text, used, piece.stop) == (shown + "<|im_end|>" * keep, 4, "<|im_end|>")

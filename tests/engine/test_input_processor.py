@@ -182,7 +182,9 @@ class TestOptions:
 
     def test_service_class(self) -> None:
         assert process("Hi").engine_requests[0].service_class is ServiceClass.INTERACTIVE
-        (request,) = process("Hi", service_class=ServiceClass.BATCH).engine_requests
+        processor = make()
+        (checked,) = processor.check(["Hi"], [SamplingParams()])
+        (request,) = processor.begin("r", checked, service_class=ServiceClass.BATCH).engine_requests
         assert request.service_class is ServiceClass.BATCH
         copy = Decoder(EngineRequest).decode(Encoder().encode(request))
         assert copy.service_class is ServiceClass.BATCH
@@ -237,25 +239,64 @@ class TestOptions:
         ],
         ids=repr,
     )
-    def test_check_refuses_what_process_refuses(
+    def test_refused_before_it_begins(
         self, prompt: list[int], params: dict[str, Any], options: dict[str, Any]
     ) -> None:
-        sampling_params = SamplingParams(**params)
-        with pytest.raises(RequestError) as refused:
-            process(prompt, sampling_params, **options)
-        with pytest.raises(RequestError) as found:
-            make().check([prompt], [sampling_params], **options)
-        assert type(found.value) is type(refused.value)
-        assert str(found.value) == str(refused.value)
-        assert found.value.param == refused.value.param
+        with pytest.raises(RequestError):
+            make().check([prompt], [SamplingParams(**params)], **options)
 
-    def test_check_makes_nothing(self) -> None:
+    def test_check_begins_nothing(self) -> None:
         processor = make()
         processor.check([[1], [2]], [SamplingParams()] * 2)
         processor.check([[1] * 64], [PoolingParams()])
         assert processor.process("r", "Hi", SamplingParams()).params.seed == (
             make().process("r", "Hi", SamplingParams()).params.seed
         )
+
+    def test_what_was_checked_can_be_begun_more_than_once(self) -> None:
+        """Each time with a seed of its own; the grammar is worked out for all prompts at once."""
+        processor = make()
+        schema = StructuredOutputsParams(json={"type": "object"})
+        params = SamplingParams(structured_outputs=schema, n=2)
+        one, other = processor.check([[1], [2]], [params, params])
+        assert one.derived is other.derived
+        begun = [processor.begin(name, one) for name in ("a", "b")]
+        assert begun[0].params.seed != begun[1].params.seed
+        assert one.params.seed is None
+        for request in begun:
+            assert request.params.structured_outputs is None
+            assert [r.grammar for r in request.engine_requests] == [one.derived.grammar] * 2
+        with pytest.raises(RequestError, match="request_id"):
+            processor.begin("", one)
+
+    @pytest.mark.parametrize(
+        ("params", "expected"),
+        [
+            ({}, None),
+            ({"allowed_token_ids": [65, 66]}, [65, 66]),
+            ({"allowed_token_ids": [65, 66], "bad_words": ["A"]}, [66]),
+            ({"allowed_token_ids": [65], "bad_words": ["AB"]}, [65]),
+            ({"allowed_token_ids": [65, 66], "stop_token_ids": [65], "min_tokens": 1}, [66]),
+            ({"allowed_token_ids": [65, 66], "stop_token_ids": [65]}, [65, 66]),
+            ({"allowed_token_ids": [EOS], "min_tokens": 1, "ignore_eos": True}, [EOS]),
+        ],
+    )
+    def test_first_tokens(self, params: dict[str, Any], expected: list[int] | None) -> None:
+        (checked,) = make().check([[1]], [SamplingParams(**params)])
+        assert checked.first_token_ids == expected
+
+    @pytest.mark.parametrize(
+        "params",
+        [
+            {"allowed_token_ids": [65], "bad_words": ["A"]},
+            {"allowed_token_ids": [EOS], "min_tokens": 1},
+            {"allowed_token_ids": [65, EOS], "stop_token_ids": [65], "min_tokens": 1},
+        ],
+    )
+    def test_no_first_token(self, params: dict[str, Any]) -> None:
+        with pytest.raises(RequestError, match="no token may come first") as refused:
+            make().check([[1]], [SamplingParams(**params)])
+        assert refused.value.param == "allowed_token_ids"
 
     @pytest.mark.parametrize("field", ["logprobs", "max_tokens", "min_tokens", "n", "stop", "seed"])
     def test_params_that_were_changed_are_checked_again(self, field: str) -> None:

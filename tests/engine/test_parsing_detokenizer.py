@@ -12,7 +12,7 @@ from octavo.contracts.answer_events import Content, Event, ParsedMessage, Reason
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.engine.detokenizer import make_detokenizer
 from octavo.engine.parsers.parser import OutputParser, make_parser
-from tests.engine.fakes import EOS, ByteTokenizer
+from tests.engine.fakes import EOS, IM_END, ByteTokenizer
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"city": "END"}}\n</tool_call>'
@@ -122,3 +122,25 @@ def test_the_text_of_an_end_token_is_shown_only_on_demand() -> None:
         detokenizer = make_detokenizer(ByteTokenizer(), params, parser())  # type: ignore[arg-type]
         piece = detokenizer.push([*b"hi", EOS], stop_token=True, finished=True)
         assert (piece.text, joined(piece.events), piece.num_tokens) == (text, [Content(text)], 3)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "events"),
+    [
+        ([b"ab", b"EN"], [Content("abEN")]),
+        ([b"<think>", b"hm"], [Reasoning("hm")]),
+        ([b"<think>hm</think>", b"a", b"<tool"], [Reasoning("hm"), Content("a<tool")]),
+    ],
+    ids=["content", "reasoning", "marker"],
+)
+def test_a_special_token_that_is_a_stop_ends_everything(
+    pieces: list[bytes], events: list[Event]
+) -> None:
+    tokenizer = ByteTokenizer([*pieces, b"more"])
+    first = tokenizer.vocab_size - len(pieces) - 1
+    params = SamplingParams(stop=["END", "<|im_end|>"])
+    detokenizer = make_detokenizer(tokenizer, params, parser())  # type: ignore[arg-type]
+    ids = [*range(first, first + len(pieces)), IM_END, tokenizer.vocab_size - 1]
+    piece = detokenizer.push(ids)
+    assert (joined(piece.events), piece.stop) == (events, "<|im_end|>")
+    assert piece.num_tokens == len(pieces) + 1

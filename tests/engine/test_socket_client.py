@@ -16,10 +16,17 @@ import zmq
 from octavo.config.engine import EngineConfig
 from octavo.contracts.messages import EngineOutputs, EngineRequest, FinishReason
 from octavo.contracts.sampling_params import SamplingParams
+from octavo.contracts.structured_outputs import GrammarSource
 from octavo.engine import socket_client, wire
 from octavo.engine.core_launch import CoreHandle
 from octavo.engine.socket_client import SocketClient
-from octavo.errors import ConfigError, EngineDeadError, EngineUnresponsiveError, OctavoError
+from octavo.errors import (
+    ConfigError,
+    EngineDeadError,
+    EngineUnresponsiveError,
+    OctavoError,
+    RequestError,
+)
 from tests.tiny_model import write_tiny_llama
 
 
@@ -93,6 +100,36 @@ def test_requests_and_calls(model: Path) -> None:
         with pytest.raises(OctavoError, match="unknown method 'nonsense'"):
             await client._call("nonsense")
         client.check_health()
+        reader.cancel()
+
+    with_client(model, test)
+
+
+def test_grammars_are_checked_in_the_core(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And taken back where whoever asked has gone."""
+
+    async def test(client: SocketClient) -> None:
+        reader = asyncio.ensure_future(read_forever(client))
+        await client.check_grammar(GrammarSource("regex", "ab"), list(range(256)))
+        for grammar, first in (("ab", [256]), ("(a", None)):
+            with pytest.raises(RequestError, match="grammar") as refused:
+                await client.check_grammar(GrammarSource("regex", grammar), first)
+            assert refused.value.param == "structured_outputs"
+        called: list[str] = []
+        call = client._call
+
+        async def watched(method: str, *arguments: Any) -> Any:
+            called.append(method)
+            return None if method == "check_grammar" else await call(method, *arguments)
+
+        monkeypatch.setattr(client, "_call", watched)
+        task = asyncio.ensure_future(client.check_grammar(GrammarSource("regex", "c"), None))
+        while len(called) < 2:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*client._forgetting)
+        assert called[-1] == "forget_grammar"
         reader.cancel()
 
     with_client(model, test)

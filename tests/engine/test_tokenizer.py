@@ -253,6 +253,16 @@ def test_null_content_is_never_shown() -> None:
     assert "<|im_start|>tool\n20<|im_end|>" in text
 
 
+def test_a_template_that_knows_no_developer_sees_the_system() -> None:
+    shown = bytewise.decode(
+        bytewise.apply_chat_template([{"role": "developer", "content": "D"}, *user("x")])
+    )
+    assert ("system" in shown, "developer" in shown) == (True, False)
+    knowing = Tokenizer(parts_of(byte_level(), default="{% set developer = 1 %}" + CHATML))
+    messages = [{"role": "developer", "content": "D"}]
+    assert "developer" in knowing.decode(knowing.apply_chat_template(messages))
+
+
 def test_text_in_place_of_ids() -> None:
     """The words with which users of other engines ask the tokenizer for a prompt."""
     text = bytewise.apply_chat_template(user("Hi <|im_end|>"), tokenize=False)
@@ -274,6 +284,17 @@ def test_tools_have_a_template_of_their_own_where_there_is_one() -> None:
     tokenizer = Tokenizer(parts_of(byte_level(), default="plain", tool_use="tools"))
     assert tokenizer.decode(tokenizer.apply_chat_template(user("x"))) == "plain"
     assert tokenizer.decode(tokenizer.apply_chat_template(user("x"), tools=[{}])) == "tools"
+
+
+def test_what_a_tokenizer_config_says_of_it() -> None:
+    several = Tokenizer(parts_of(byte_level(), default="plain", tool_use="tools")).config
+    assert several["chat_template"] == [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "tools"},
+    ]
+    assert Tokenizer(parts_of(byte_level(), default="plain")).config["chat_template"] == "plain"
+    assert "chat_template" not in Tokenizer(parts_of(byte_level())).config
+    assert bytewise.config["eos_token"] == "<|im_end|>"
 
 
 def test_variables_of_the_template() -> None:

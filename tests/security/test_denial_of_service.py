@@ -16,9 +16,10 @@ import pytest
 
 from octavo.engine import chat_template
 from octavo.engine.chat_template import ChatTemplate
+from octavo.entrypoints.openai.http_server import HTTPProtocol
 from octavo.errors import ChatTemplateError
 from tests.entrypoints.openai.fake_engine import FakeEngine
-from tests.entrypoints.openai.harness import serving
+from tests.entrypoints.openai.harness import close, eventually, serving
 
 HUGE = 10**30
 TOO_MUCH: list[dict[str, Any]] = [
@@ -120,3 +121,42 @@ def test_templates_that_want_to_get_out(source: str) -> None:
     except ChatTemplateError:
         return
     assert text == ""  # what they may not see is undefined
+
+
+async def test_connections_that_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slowloris: whoever holds connections open gets no more of them than leaves room for others;
+    what is being answered goes on."""
+    async with serving() as s:
+        monkeypatch.setattr(HTTPProtocol.connections_of_process, "most", 8)
+        fields = {"stream": True, "max_tokens": 5, "ignore_eos": True}
+        s.engine.gate.clear()
+        streamed = asyncio.ensure_future(s.completion("count", **fields))
+        await eventually(lambda: s.engine.num_unfinished)
+        lines = []
+        for i in range(30):
+            lines.append(await s.connect())
+            lines[-1][1].write((b"", b"GET /health HTTP/1.1\r\nhost: x\r\nx-a: ")[i % 2])
+        assert (await s.get("/health")).status == 200
+        for reader, _ in lines[:20]:
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        s.engine.gate.set()
+        assert len((await streamed).events) > 1
+        for _, writer in lines:
+            await close(writer)
+
+
+async def test_chats_of_many_small_values() -> None:
+    """Who looks at each holds the interpreter, and with it the event loop."""
+    many = [""] * 300_000
+    user = [{"role": "user", "content": "SAY:x"}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": ""}] * 60_000}]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"enum": many}}}
+    async with serving() as s:
+        for name, body in (
+            ("chat_template_kwargs", {"messages": user, "chat_template_kwargs": {"x": many}}),
+            ("tools", {"messages": user, "tools": [tool]}),
+            ("messages", {"messages": parts}),
+        ):
+            reply = await s.post("/v1/chat/completions", body)
+            assert (reply.status, reply.error["param"]) == (400, name)
+            assert "more than 262144 values" in reply.error["message"]

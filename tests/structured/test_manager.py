@@ -16,7 +16,7 @@ from octavo.contracts.messages import EngineRequest, ServiceClass
 from octavo.contracts.sampling_params import SamplingParams
 from octavo.contracts.step import SchedulerOutput
 from octavo.contracts.structured_outputs import GrammarSource
-from octavo.structured.manager import StructuredOutputs
+from octavo.structured.manager import CONTRADICTION, StructuredOutputs
 from octavo.structured.turns import MAX_SHARE
 from tests.engine.fakes import EOS
 from tests.structured.lab import vocabulary
@@ -113,6 +113,48 @@ class TestAdmission:
         manager.on_finish(request)
         manager.on_finish(request)
         assert not manager._requests
+
+
+class TestChecks:
+    """What is said of a grammar before a request has it."""
+
+    def checked(
+        self, manager: StructuredOutputs, source: GrammarSource, first: list[int] | None
+    ) -> str:
+        for _ in range(10_000):
+            answer = manager.check(source, first)
+            if answer is not None:
+                return answer
+            time.sleep(0.001)
+        raise AssertionError("never compiled")
+
+    def test_what_it_begins_with(self, manager: StructuredOutputs) -> None:
+        source = GrammarSource("regex", "(a|b)c")
+        assert manager.check(source, None) is None
+        for first in (None, [ord("a")], [ord("c"), ord("b")]):
+            assert self.checked(manager, source, first) == ""
+        for first in ([ord("c")], [EOS], [*range(ord("c"), VOCAB_SIZE)], [], [2**31 - 1]):
+            assert self.checked(manager, source, first) == CONTRADICTION
+        assert self.checked(manager, GrammarSource("regex", "(ab)?"), [EOS]) == ""
+
+    def test_what_does_not_compile(self, manager: StructuredOutputs) -> None:
+        assert "cannot be used" in self.checked(manager, GrammarSource("lark", "rubbish (("), None)
+
+    def test_what_nobody_waits_for(self) -> None:
+        manager = StructuredOutputs(vocabulary, vocab_size=VOCAB_SIZE)
+        try:
+            sources = [GrammarSource("regex", f"({'a' * i}|b)*") for i in range(1, 40)]
+            for source in sources:
+                assert manager.check(source, None) is None
+            manager.on_add(View("waits", sources[-1]))
+            for source in sources:
+                manager.forget(source)
+            assert admitted(manager, View("waits", sources[-1])) is Admission.READY
+            # At most those that had been begun were compiled.
+            assert len(manager._compiler._done) < len(sources) - 1
+            assert not manager._compiler._queue
+        finally:
+            manager.close()
 
 
 class TestMasks:

@@ -1,4 +1,4 @@
-"""POST /v1/messages and POST /v1/messages/count_tokens."""
+"""POST /v1/messages, /v1/messages/render and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.chat import prepare_chat
 from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.errors import bad_request, json_response
+from octavo.entrypoints.openai.generate import GenerateRequest
 from octavo.entrypoints.openai.generation import UsageCounter, begin, usage_of
 from octavo.entrypoints.openai.parsing import parse_body
+from octavo.entrypoints.openai.render import rendered_chat
 from octavo.entrypoints.openai.sse import EventStream, named_event
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from octavo.entrypoints.openai.answers import Usage
     from octavo.entrypoints.openai.endpoint import Call
     from octavo.entrypoints.openai.generation import Generation
+    from octavo.entrypoints.openai.prepared import PreparedRequest
+    from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 
 UNPARSED = "_unparsed"
 """The only key of a whole call's `input` whose text is no JSON object, as where it was cut."""
@@ -57,17 +61,29 @@ UNPARSED = "_unparsed"
 async def create_message(call: Call) -> Response | EventStream:
     """Answer one request: JSON, or a stream of events."""
     request = parse_body(call.take_body(), MessagesRequest, UNSUPPORTED)
-    model = call.server.model(request.model)
-    call.record.model = model.name
-    if request.max_tokens < 1:
-        raise bad_request(f"max_tokens={request.max_tokens} must be at least 1", "max_tokens")
-    prepared = await prepare_chat(
-        call, chat_request(request), model, max_tokens=request.max_tokens, logprobs=None
-    )
-    generation = begin(call, prepared, "msg_")
+    call.record.model = call.server.model(request.model).name
+    generation = begin(call, await _prepare(call, request, chat_request(request)), "msg_")
     if request.stream:
         return EventStream(_events(generation), failure=anthropic_failure, done=b"")
     return json_response(await _whole(generation))
+
+
+async def render_message(call: Call) -> Response:
+    """What a message asks of the engine."""
+    request = parse_body(call.take_body(), MessagesRequest, UNSUPPORTED)
+    chat = chat_request(request)
+    prepared = await _prepare(call, request, chat)
+    return json_response(await rendered_chat(chat, prepared, stop_field="stop_sequences"))
+
+
+async def _prepare(
+    call: Call, request: MessagesRequest, chat: ChatCompletionRequest
+) -> PreparedRequest:
+    """Check a request, of which `chat` is the same as a chat. Raises as `prepare_chat`."""
+    if request.max_tokens < 1:
+        raise bad_request(f"max_tokens={request.max_tokens} must be at least 1", "max_tokens")
+    model = call.server.model(request.model)
+    return await prepare_chat(call, chat, model, max_tokens=request.max_tokens, logprobs=None)
 
 
 async def count_tokens(call: Call) -> Response:
@@ -223,6 +239,17 @@ ROUTES = (
         unsupported=UNSUPPORTED,
         response=Message,
         event=MessageEvent,
+        error=AnthropicError,
+        queued=True,
+    ),
+    APIRoute(
+        method="POST",
+        path=f"{PATH}/render",
+        summary="What a message asks of /inference/v1/generate",
+        handler=render_message,
+        request=MessagesRequest,
+        unsupported=UNSUPPORTED,
+        response=GenerateRequest,
         error=AnthropicError,
         queued=True,
     ),

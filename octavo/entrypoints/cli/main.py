@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
 import typer
 
+from octavo.entrypoints import stdout
 from octavo.entrypoints.cli import (
     bench,
     chat,
@@ -68,7 +68,7 @@ def run() -> None:
         try:
             app()
         finally:
-            _flush()
+            stdout.flush()
     except (OctavoError, OSError) as error:
         _fail(str(error), error)
     except MemoryError as error:
@@ -77,18 +77,6 @@ def run() -> None:
         sys.exit(130)
     except Exception as error:
         _fail(f"internal error: {type(error).__name__}: {error}", error)
-
-
-def _flush() -> None:
-    """Write out what is buffered: a full disk or a closed pipe must not show only at exit, where
-    it could no longer be told. Raises OSError."""
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise
 
 
 def _fail(message: str, error: Exception) -> None:

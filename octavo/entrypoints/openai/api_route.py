@@ -20,8 +20,8 @@ class APIRoute:
         path: as Starlette has it: "/v1/models/{name:path}".
         summary: a line for the OpenAPI document.
         handler: is given the `Call`, and returns a response or an `EventStream`.
-        response: type of the answer's body.
-        request: struct of the JSON body; None where there is none.
+        response: type of the answer's body; or several types.
+        request: struct of the JSON body; or several; None where there is none.
         unsupported: as for `parsing.parse_body`.
         query: struct of the query's parameters, for `Call.query`; None where there are none.
         request_headers: names of headers that say what is wanted.
@@ -41,7 +41,7 @@ class APIRoute:
     summary: str
     handler: Handler
     response: Any
-    request: type[msgspec.Struct] | None = None
+    request: type[msgspec.Struct] | tuple[type[msgspec.Struct], ...] | None = None
     unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     query: type[msgspec.Struct] | None = None
     request_headers: tuple[str, ...] = ()
@@ -54,11 +54,19 @@ class APIRoute:
     queued: bool = False
 
     @property
+    def request_types(self) -> tuple[type[msgspec.Struct], ...]:
+        """Structs of the JSON body; none where there is none."""
+        return _as_tuple(self.request)
+
+    @property
+    def response_types(self) -> tuple[Any, ...]:
+        """Types of the answer's body."""
+        return _as_tuple(self.response)
+
+    @property
     def event_types(self) -> tuple[Any, ...]:
         """Types of an event's data; none where the answer is no stream."""
-        if self.event is None:
-            return ()
-        return self.event if isinstance(self.event, tuple) else (self.event,)
+        return _as_tuple(self.event)
 
     @property
     def takes_json(self) -> bool:
@@ -73,10 +81,16 @@ class APIRoute:
             statuses.add(403)
         if self.request is not None:
             statuses |= {400, 408, 413, 415}
-            if "model" in self.request.__struct_fields__:
+            if any("model" in kind.__struct_fields__ for kind in self.request_types):
                 statuses.add(404)
         if self.queued:
             statuses.add(429)
         if self.query is not None:
             statuses.add(400)
         return tuple(sorted(statuses))
+
+
+def _as_tuple(types: Any) -> tuple[Any, ...]:
+    if types is None:
+        return ()
+    return types if isinstance(types, tuple) else (types,)

@@ -19,9 +19,11 @@ from octavo.entrypoints.openai import (
     admin,
     chat,
     completions,
+    derender,
     embeddings,
     generate,
     information,
+    invocations,
     render,
     scoring,
     streams,
@@ -32,6 +34,7 @@ from octavo.entrypoints.openai.endpoint import Endpoint
 from octavo.entrypoints.openai.errors import APIError, as_api_error
 from octavo.entrypoints.openai.gate import Gate
 from octavo.entrypoints.openai.openapi import documentation_routes
+from octavo.entrypoints.openai.unsupported_routes import no_such_route
 from octavo.entrypoints.responses import routes as responses
 from octavo.entrypoints.web import engine_state, pages
 from octavo.errors import OctavoError, shown
@@ -52,8 +55,10 @@ ROUTES: tuple[APIRoute, ...] = (
     *streams.ROUTES,
     *generate.ROUTES,
     *render.ROUTES,
+    *derender.ROUTES,
     *embeddings.ROUTES,
     *scoring.ROUTES,
+    *invocations.ROUTES,
     *tokenization.ROUTES,
     *engine_state.ROUTES,
     *pages.ROUTES,
@@ -62,7 +67,7 @@ ROUTES: tuple[APIRoute, ...] = (
     *files.ROUTES,
     *batches.ROUTES,
 )
-"""All routes but those of the documentation and of --server-dev-mode."""
+"""All routes but those that need a flag, and those of the documentation."""
 
 
 def build_app(server: Server) -> ASGIApp:
@@ -70,6 +75,8 @@ def build_app(server: Server) -> ASGIApp:
     routes = ROUTES
     if server.config.server_dev_mode:
         routes += admin.ROUTES
+    if server.config.enable_tokenizer_info_endpoint:
+        routes += tokenization.INFO_ROUTES
     if not server.config.disable_fastapi_docs:
         routes += documentation_routes(routes)
     app = Starlette(
@@ -92,12 +99,11 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 async def _answer_http_error(request: Request, error: Any) -> Response:
     """Starlette's own: unknown routes and methods."""
-    path = shown(request.url.path)
+    path = request.scope["path"]
     if error.status_code == 404:
-        message = f"there is no {path} here"
-    elif error.status_code == 405:
-        message = f"{request.method} is not allowed for {path}"
-    else:
-        message = str(error.detail)
+        return error_response(no_such_route(path), request.scope)
+    message = str(error.detail)
+    if error.status_code == 405:
+        message = f"{request.method} is not allowed for {shown(path)}"
     failure = APIError(error.status_code, message, headers=error.headers)
     return error_response(failure, request.scope)

@@ -11,8 +11,12 @@ import time
 from octavo.contracts.kv_spec import MemoryPlan
 from octavo.entrypoints.openai.sockets import shown_address
 from octavo.entrypoints.openai.state import Server
+from octavo.entrypoints.stdout import print_now
+from octavo.log import get_logger
 from octavo.version import __version__
 from octavo.worker.memory import format_plan
+
+logger = get_logger(__name__)
 
 
 def banner(server: Server, plan: MemoryPlan, sock: socket.socket) -> str:
@@ -47,6 +51,14 @@ def banner(server: Server, plan: MemoryPlan, sock: socket.socket) -> str:
             format_plan(plan),
         ]
     )
+
+
+def announce(text: str) -> None:
+    """Print it. A server that cannot serves all the same."""
+    try:
+        print_now(text)
+    except OSError as error:
+        logger.warning("the address cannot be printed: %s", error.strerror)
 
 
 def seconds_since_process_start() -> float:

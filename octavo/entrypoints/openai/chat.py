@@ -21,7 +21,7 @@ from octavo.entrypoints.openai.answers import (
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.chat_output import ChatOutput, answer_parsing
 from octavo.entrypoints.openai.chat_prompt import echo_of, render_chat
-from octavo.entrypoints.openai.errors import bad_request, json_response
+from octavo.entrypoints.openai.errors import bad_request, json_response, renamed_params
 from octavo.entrypoints.openai.generation import (
     Generation,
     UsageCounter,
@@ -54,10 +54,15 @@ async def create_chat_completion(call: Call) -> Response | EventStream:
     return EventStream(chat.events()) if request.stream else await chat.answer()
 
 
-async def _begin(call: Call, request: ChatCompletionRequest) -> _Chat:
+async def _begin(call: Call, request: ChatCompletionRequest) -> Chat:
     call.record.model = call.server.model(request.model).name
-    generation = begin(call, await prepare_chat_completion(call, request), "chatcmpl-")
-    chat = _Chat(request, generation, echo_of(request))
+    prepared = await prepare_chat_completion(call, request)
+    return await chat_of(request, begin(call, prepared, "chatcmpl-"))
+
+
+async def chat_of(request: ChatCompletionRequest, generation: Generation) -> Chat:
+    """The responses of a request whose generation has begun."""
+    chat = Chat(request, generation, echo_of(request))
     if request.return_prompt_text:
         [chat.prompt_text] = await generation.prompt_texts()
     return chat
@@ -73,7 +78,14 @@ async def prepare_chat_completion(call: Call, request: ChatCompletionRequest) ->
         max_tokens, field = request.max_tokens, "max_tokens"
     if max_tokens is not None and max_tokens < 1:
         raise bad_request(f"{field}={max_tokens} must be at least 1", field)
-    return await prepare_chat(call, request, model, max_tokens=max_tokens, logprobs=num_top)
+    return await prepare_chat(
+        call,
+        request,
+        model,
+        max_tokens=max_tokens,
+        logprobs=num_top,
+        max_tokens_field=field,
+    )
 
 
 async def prepare_chat(
@@ -83,13 +95,15 @@ async def prepare_chat(
     *,
     max_tokens: int | None,
     logprobs: int | None,
+    max_tokens_field: str = "max_tokens",
     prompt_field: str = "messages",
     format_field: str = "response_format",
 ) -> PreparedRequest:
     """A chat, in whatever API it was asked for.
 
     Args:
-        prompt_field, format_field: how that API calls `messages` and `response_format`.
+        max_tokens_field, prompt_field, format_field: how that API calls `max_tokens`, `messages`
+            and `response_format`.
 
     Raises:
         APIError, RequestError: what is wrong with the request.
@@ -102,19 +116,20 @@ async def prepare_chat(
         )
 
     async def read_prompts() -> list[list[int]]:
-        return [await render_chat(request, model, prompt_field=prompt_field)]
+        return [await render_chat(request, model)]
 
-    return await prepare(
-        call,
-        request,
-        model,
-        read_prompts,
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        parsing=answer_parsing(request, model),
-        prompt_field=prompt_field,
-        format_field=format_field,
-    )
+    with renamed_params({"messages": prompt_field, "max_tokens": max_tokens_field}):
+        return await prepare(
+            call,
+            request,
+            model,
+            read_prompts,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            parsing=answer_parsing(request, model),
+            prompt_field=prompt_field,
+            format_field=format_field,
+        )
 
 
 def _num_top_logprobs(request: ChatCompletionRequest, limit: int) -> int | None:
@@ -130,7 +145,7 @@ def _num_top_logprobs(request: ChatCompletionRequest, limit: int) -> int | None:
     return num_top
 
 
-class _Chat:
+class Chat:
     """Responses of one request.
 
     Args:

@@ -8,11 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import msgspec
 from msgspec import UNSET
 
 from octavo.contracts.answer_events import CallArguments, CallBegin, Content, Event, Reasoning
-from octavo.engine.parsers.forced import NamedCallParser, required_calls_parser
+from octavo.engine.parsers.forced import (
+    BehindReasoning,
+    NamedCallParser,
+    required_calls_parser,
+)
 from octavo.engine.parsers.formats import (
+    REASONING_FORMATS,
+    ReasoningFormat,
     detect_reasoning_format,
     detect_tool_format,
     marker_texts,
@@ -32,6 +39,7 @@ from octavo.entrypoints.openai.tool_choice import chosen_tools, forced_calls, fo
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from octavo.contracts.structured_outputs import StructuredOutputsParams
     from octavo.engine.output_processor import ParserOf
     from octavo.engine.tokenizer import Tokenizer
     from octavo.entrypoints.openai.protocol import ChatCompletionRequest
@@ -117,6 +125,8 @@ class AnswerParsing:
         with_reasoning: reasoning is given.
         short_ids: ids of calls have `_MISTRAL_ID_LENGTH` characters.
         counts: what counts the calls; None: calls are not looked for.
+        reasoning: how the model marks what may come in front of what a grammar binds.
+        prefill: the answer's own beginning, where the prompt has it.
     """
 
     parser_of: Callable[[str], OutputParser]
@@ -126,11 +136,29 @@ class AnswerParsing:
     with_reasoning: bool = True
     short_ids: bool = False
     counts: ToolCallCounts | None = None
+    reasoning: ReasoningFormat | None = None
+    prefill: str = ""
 
     def parser_for(self, prompt: Sequence[int], tokenizer: Tokenizer) -> ParserOf:
         """What makes the parser of an answer to this prompt."""
-        end = tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
-        return partial(self._new_parser, end)
+        return partial(self._new_parser, _end_of(prompt, tokenizer))
+
+    def behind_reasoning(
+        self, wanted: StructuredOutputsParams, prompt: Sequence[int], tokenizer: Tokenizer
+    ) -> StructuredOutputsParams:
+        """What the answer to this prompt must be, behind the reasoning that it may begin with."""
+        form = self.reasoning
+        end = _end_of(prompt, tokenizer)
+        if form is None or wanted.reasoning_end_str is not None:
+            return wanted
+        begins = form.begins(end, self.prefill)
+        if not begins and (self.prefill or end.rstrip().endswith(form.close)):
+            return wanted
+        return msgspec.structs.replace(
+            wanted,
+            reasoning_end_str=form.close[0],
+            reasoning_start_str=None if begins else form.open[0],
+        )
 
     def _new_parser(self, prompt_end: str) -> OutputParser:
         if self.counts is not None:
@@ -155,8 +183,8 @@ class AnswerParsing:
 
 
 def answer_parsing(request: ChatCompletionRequest, model: ServedModel) -> AnswerParsing | None:
-    """How the request's answers are taken apart; None: they are content as they are. So they are
-    where a grammar other than structural tags decides the text.
+    """How the request's answers are taken apart; None: they are content as they are. Where a
+    grammar other than structural tags binds the text, only reasoning in front of it is looked for.
 
     Raises:
         APIError, RequestError: tools, tool_choice or a grammar are wrong.
@@ -165,31 +193,53 @@ def answer_parsing(request: ChatCompletionRequest, model: ServedModel) -> Answer
     one_call = request.parallel_tool_calls is False
     formats = model.formats
     short_ids = formats.tool == "mistral"
-    if forced_calls(request) is not None:
-        name = forced_name(request)
-        return AnswerParsing(
-            parser_of=lambda _: (
-                required_calls_parser(tools) if name is None else NamedCallParser(name)
-            ),
-            is_named=name is not None,
-            one_call=one_call,
-            short_ids=short_ids,
-            counts=model.tool_calls,
-        )
+    prefill = _prefill(request)
+    forced = forced_calls(request) is not None
     grammar = structured_outputs(request)
-    tool = formats.tool if tools else None
-    if (grammar is not None and grammar.structural_tag is None) or not (tool or formats.reasoning):
+    is_bound = grammar is not None and grammar.structural_tag is None
+    reasoning = None if grammar is None else REASONING_FORMATS.get(formats.reasoning or "")
+    tool = formats.tool if tools and not is_bound else None
+    name = forced_name(request)
+
+    def parser_of(prompt: str) -> OutputParser:
+        parser = make_parser(
+            tool_format=tool,
+            reasoning_format=None if is_bound and reasoning is None else formats.reasoning,
+            tools=tools,
+            prompt=prompt,
+            prefill=prefill,
+            only_first=is_bound,
+        )
+        if not forced:
+            return parser
+        calls = required_calls_parser(tools) if name is None else NamedCallParser(name)
+        return calls if reasoning is None else BehindReasoning(parser, calls)
+
+    if not (forced or tool or (reasoning if is_bound else formats.reasoning)):
         return None
+    shown = (formats.tool_ids if tool else ()) + formats.reasoning_ids
     return AnswerParsing(
-        parser_of=lambda prompt: make_parser(
-            tool_format=tool, reasoning_format=formats.reasoning, tools=tools, prompt=prompt
-        ),
-        shown_special_token_ids=(formats.tool_ids if tool else ()) + formats.reasoning_ids,
+        parser_of=parser_of,
+        shown_special_token_ids=() if is_bound and reasoning is None else shown,
+        is_named=forced and name is not None,
         one_call=one_call,
         with_reasoning=request.include_reasoning is not False,
         short_ids=short_ids,
-        counts=model.tool_calls if tool else None,
+        counts=model.tool_calls if tool or forced else None,
+        reasoning=reasoning,
+        prefill=prefill,
     )
+
+
+def _prefill(request: ChatCompletionRequest) -> str:
+    """The text that the answer goes on with. Messages are checked when they are rendered."""
+    last = request.messages[-1] if request.messages else {}
+    content = last.get("content")
+    return content if request.continue_final_message and isinstance(content, str) else ""
+
+
+def _end_of(prompt: Sequence[int], tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
 
 
 class ChatOutput:

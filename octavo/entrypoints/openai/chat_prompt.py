@@ -9,7 +9,6 @@ from octavo.engine.chat_messages import normal_messages, strings_in
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, TokenizeRequest
 from octavo.entrypoints.openai.tool_choice import chosen_tools
-from octavo.errors import RequestError
 
 if TYPE_CHECKING:
     from octavo.entrypoints.openai.state import ServedModel
@@ -21,32 +20,15 @@ _OWN_FIELDS = (
 
 
 async def render_chat(
-    request: ChatCompletionRequest | TokenizeRequest,
-    model: ServedModel,
-    *,
-    prompt_field: str = "messages",
+    request: ChatCompletionRequest | TokenizeRequest, model: ServedModel
 ) -> list[int]:
     """The prompt's token ids.
 
     `add_generation_prompt` is true unless the final message is to be continued.
 
-    Args:
-        prompt_field: how the API calls `messages`.
-
     Raises:
         APIError, RequestError: the messages or the options are wrong, or the template refused them.
     """
-    try:
-        return await _render(request, model)
-    except RequestError as error:
-        if error.param == "messages":
-            error.param = prompt_field
-        raise
-
-
-async def _render(
-    request: ChatCompletionRequest | TokenizeRequest, model: ServedModel
-) -> list[int]:
     go_on = bool(request.continue_final_message)
     opens = request.add_generation_prompt
     options: dict[str, Any] = dict(request.chat_template_kwargs or {})

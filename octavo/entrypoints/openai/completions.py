@@ -49,10 +49,15 @@ async def create_completion(call: Call) -> Response | EventStream:
     return EventStream(completion.events()) if request.stream else await completion.answer()
 
 
-async def _begin(call: Call, request: CompletionRequest) -> _Completion:
+async def _begin(call: Call, request: CompletionRequest) -> TextCompletion:
     call.record.model = call.server.model(request.model).name
-    generation = begin(call, await prepare_completion(call, request), "cmpl-")
-    completion = _Completion(request, generation, await _echoes(request, generation))
+    prepared = await prepare_completion(call, request)
+    return await completion_of(request, begin(call, prepared, "cmpl-"))
+
+
+async def completion_of(request: CompletionRequest, generation: Generation) -> TextCompletion:
+    """The responses of a request whose generation has begun."""
+    completion = TextCompletion(request, generation, await _echoes(request, generation))
     if request.return_prompt_text:
         completion.prompt_texts = await generation.prompt_texts()
     return completion
@@ -137,7 +142,7 @@ async def _echoes(request: CompletionRequest, generation: Generation) -> list[st
     return [p if isinstance(p, str) else await asyncio.to_thread(decode, p) for p in prompts]
 
 
-class _Completion:
+class TextCompletion:
     """Responses of one request.
 
     Args:

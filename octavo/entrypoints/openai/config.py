@@ -120,6 +120,9 @@ class ServerConfig:
         "routes that act on the whole server: pause, resume, abort_requests, reset_prefix_cache, "
         "server_info (vLLM's VLLM_SERVER_DEV_MODE)",
     )
+    enable_tokenizer_info_endpoint: bool = option(
+        False, "GET /tokenizer_info tells the tokenizer's configuration, chat template included"
+    )
     enable_batches: bool = option(True, "the Files and Batches APIs")
     batch_dir: str | None = option(
         None,

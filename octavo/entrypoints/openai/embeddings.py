@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from octavo.contracts.pooling_params import PoolingParams
 from octavo.entrypoints.openai.api_route import APIRoute
+from octavo.entrypoints.openai.chat_prompt import render_chat
 from octavo.entrypoints.openai.completions import read_prompts
-from octavo.entrypoints.openai.errors import json_response
+from octavo.entrypoints.openai.errors import bad_request, json_response
 from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.pooling_protocol import (
+    CHAT_FIELDS,
     UNSUPPORTED,
     Embedding,
     EmbeddingList,
@@ -19,6 +21,7 @@ from octavo.entrypoints.openai.pooling_protocol import (
     PooledList,
     PoolingRequest,
 )
+from octavo.entrypoints.openai.protocol import TokenizeRequest
 from octavo.entrypoints.openai.vectors import MAX_INPUTS, Vectors
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from octavo.entrypoints.openai.endpoint import Call
+    from octavo.entrypoints.openai.state import ServedModel
 
 
 async def create_embedding(call: Call) -> Response:
@@ -68,11 +72,31 @@ async def _vectors(
         dimensions=request.dimensions,
         normalize=request.normalize is not False,
     )
-    prompts = read_prompts(request.input, "input", most=MAX_INPUTS)
     vectors = Vectors.begin(call, request, model, params, id_prefix)
-    arrays = await vectors.of([("input", prompt) for prompt in prompts])
+    arrays = await vectors.of(await _prompts(request, model))
     as_base64 = request.encoding_format == "base64"
     return vectors, [_base64(array) if as_base64 else array.tolist() for array in arrays]
+
+
+async def _prompts(
+    request: EmbeddingRequest, model: ServedModel
+) -> list[tuple[str, str | list[int]]]:
+    """(the request's field, the prompt) pairs. Raises APIError, RequestError."""
+    if (request.input is None) == (request.messages is None):
+        raise bad_request("give either input or messages", "input")
+    if request.messages is None:
+        for name in CHAT_FIELDS:
+            if getattr(request, name) is not None:
+                raise bad_request(f"{name} needs messages", name)
+        return [("input", p) for p in read_prompts(request.input, "input", most=MAX_INPUTS)]
+    chat = TokenizeRequest(
+        messages=request.messages,
+        add_special_tokens=request.add_special_tokens,
+        add_generation_prompt=bool(request.add_generation_prompt),
+        continue_final_message=request.continue_final_message,
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+    return [("messages", await render_chat(chat, model))]
 
 
 def _base64(vector: np.ndarray) -> str:

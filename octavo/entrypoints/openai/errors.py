@@ -7,7 +7,8 @@ as in vLLM; the official client retries those by itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -81,6 +82,21 @@ class APIError(Exception):
     def response(self) -> Response:
         """The HTTP response."""
         return json_response(self.body, self.status, self.headers)
+
+
+@contextmanager
+def renamed_params(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about a field name it as the request's API does.
+
+    Args:
+        names: as `RequestError` calls it → as the API does.
+    """
+    try:
+        yield
+    except RequestError as error:
+        if error.param is not None:
+            error.param = names.get(error.param, error.param)
+        raise
 
 
 def bad_request(message: str, param: str | None = None) -> APIError:

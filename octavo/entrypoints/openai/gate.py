@@ -38,6 +38,8 @@ REQUEST_ID_RULE = "1…128 letters, digits and the characters . _ : -"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
+_CODING = b"transfer-encoding"
+
 Headers = Iterable[tuple[bytes, bytes]]
 
 
@@ -101,6 +103,7 @@ class Gate:
         key = None
         try:
             _check_host(scope)
+            _check_transfer_encoding(scope)
             refuse_foreign_page(scope["method"], scope["headers"], self._server.config)
             if not is_open(scope["path"]) and len(self._server.keys):
                 key = self._server.keys.find(_given_key(scope["headers"]))
@@ -154,6 +157,21 @@ def _check_host(scope: Scope) -> None:
         raise bad_request("the request has more than one Host header; send one")
     if not num_hosts and scope["http_version"] != "1.0":
         raise bad_request("the request has no Host header, which HTTP/1.1 needs; send one")
+
+
+def _check_transfer_encoding(scope: Scope) -> None:
+    """Raise APIError 400 for a body that is coded in any way but in chunks, and for chunks in
+    HTTP/1.0, which has none: a proxy may have read it otherwise (RFC 9112, section 6.1)."""
+    codings = [value.strip().lower() for name, value in scope["headers"] if name == _CODING]
+    if not codings:
+        return
+    headers = {"connection": "close"}
+    if codings != [b"chunked"]:
+        message = "the transfer encoding must be chunked, and nothing else"
+        raise APIError(400, message, headers=headers)
+    if scope["http_version"] == "1.0":
+        message = "HTTP/1.0 has no transfer encoding; send a content-length"
+        raise APIError(400, message, headers=headers)
 
 
 def _given_key(headers: Headers) -> bytes:

@@ -10,14 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.contracts.answer_events import Content, Event
-from octavo.contracts.beam_search_params import BeamSearchParams
 from octavo.contracts.messages import engine_request_ids
+from octavo.engine.beam_search import CheckedBeamSearch
 from octavo.entrypoints.openai.answers import Progress, PromptTokensDetails, Usage
 from octavo.entrypoints.openai.errors import APIError, aborted, bad_request, unavailable
 from octavo.entrypoints.openai.request_log import log_request
 
 if TYPE_CHECKING:
     from octavo.contracts.messages import CompletionOutput, RequestOutput
+    from octavo.contracts.sampling_params import SamplingParams
     from octavo.engine.output_processor import ParserOf
     from octavo.entrypoints.openai.endpoint import Call
     from octavo.entrypoints.openai.prepared import PreparedRequest
@@ -59,7 +60,7 @@ class Generation:
     def check_finish(self, completion: CompletionOutput) -> None:
         """Raise APIError for a completion that did not end by itself."""
         if completion.finish_reason == "error" and completion.error_param is not None:
-            param = self._prepared.param_of(completion.error_param)
+            param = self._prepared.fields.of(completion.error_param)
             raise bad_request(completion.error or "the request is wrong", param)
         if completion.finish_reason == "error":
             raise APIError(500, completion.error or "the request failed", code="request_failed")
@@ -136,16 +137,13 @@ class Generation:
         return last
 
     def _generate(self, i: int) -> AsyncGenerator[RequestOutput, None]:
-        params = self._prepared.params_of_prompts[i]
-        if isinstance(params, BeamSearchParams):
-            return self._search(i, params)
-        return self.model.engine.generate(
-            {"prompt_token_ids": self.prompts[i]},
-            params,
+        request = self._prepared.requests[i]
+        if isinstance(request, CheckedBeamSearch):
+            return self._search(i, request)
+        return self.model.engine.run(
+            request,
             self._ids[i],
-            priority=self._prepared.priority,
             service_class=self._service_class,
-            cache_salt=self._prepared.cache_salt,
             parser_of=self._parser_of(i),
         )
 
@@ -155,19 +153,14 @@ class Generation:
         return self.parsing.parser_for(self.prompts[i], self.model.engine.tokenizer)
 
     async def _search(
-        self, i: int, params: BeamSearchParams
+        self, i: int, request: CheckedBeamSearch
     ) -> AsyncGenerator[RequestOutput, None]:
         # Its beams have ids of their own: the ticket counts them as waiting until the end.
-        search = self.model.engine.beam_search(
-            {"prompt_token_ids": self.prompts[i]},
-            params,
+        search = self.model.engine.search(
+            request,
             self._ids[i],
-            priority=self._prepared.priority,
             service_class=self._service_class,
-            cache_salt=self._prepared.cache_salt,
-            # Beams show all special tokens or none.
-            skip_special_tokens=self.params.skip_special_tokens
-            and not self.params.shown_special_token_ids,
+            skip_special_tokens=skips_special_tokens(self.params),
         )
         seconds = self._request_timeout
         try:
@@ -205,6 +198,11 @@ def begin(call: Call, prepared: PreparedRequest, id_prefix: str) -> Generation:
         }
     )
     return Generation(call, prepared, public_id, ids)
+
+
+def skips_special_tokens(params: SamplingParams) -> bool:
+    """Whether the texts of beams have no special tokens: they show all of them or none."""
+    return params.skip_special_tokens and not params.shown_special_token_ids
 
 
 def stream_options(request: GenerationRequest) -> tuple[bool, bool]:

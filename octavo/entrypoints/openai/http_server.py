@@ -12,7 +12,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import httptools
 import msgspec
@@ -24,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from octavo.entrypoints.openai.errors import bad_request
+from octavo.entrypoints.openai.idle_connections import IdleConnections, most_connections
 from octavo.errors import EngineDeadError, EngineUnresponsiveError
 from octavo.log import get_logger
 
@@ -110,6 +111,8 @@ class HTTPProtocol(HttpToolsProtocol):
     (chunk extensions, trailers, which are dropped) and a body that nobody wants any more; what is
     no HTTP gets a JSON error; a wish to upgrade is ignored, as HTTP allows."""
 
+    connections_of_process: ClassVar = IdleConnections()
+
     _piece_size = 0
     _num_idle_bytes = 0  # received since the request began or since the last piece of its body
     _in_head = True
@@ -119,8 +122,10 @@ class HTTPProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_Transport(transport, self._has_unwanted_body))  # type: ignore[arg-type]
         self._begin_head()
+        self.connections_of_process.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.connections_of_process.closed(self)
         self._set_timer(None)
         super().connection_lost(exc)
 
@@ -138,6 +143,7 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         self._in_head = False
         self._set_timer(None)
+        self.connections_of_process.busy(self)
         super().on_headers_complete()
         if self.parser.get_http_version() == "1.0":
             self.cycle.__class__ = _UnchunkedCycle
@@ -158,6 +164,8 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.cycle.response_complete:  # else the next of a pipeline has begun
+            self.connections_of_process.idle(self)
         if self._has_unwanted_body() and not self.transport.is_closing():
             self._set_timer(LINGER_SECONDS)
 
@@ -226,9 +234,10 @@ class HTTPProtocol(HttpToolsProtocol):
         """Close the connection after so many seconds."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if seconds is None else self.loop.call_later(seconds, self._time_out)
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self.drop)
 
-    def _time_out(self) -> None:
+    def drop(self) -> None:
+        """Close the connection, whatever may still come."""
         self._in_message = False
         self.transport.close()
 
@@ -286,6 +295,7 @@ async def serve(
     Returns:
         The process's exit status: 0 after a signal, 1 after the engine's death.
     """
+    HTTPProtocol.connections_of_process.most = most_connections()
     https: list[_UvicornServer] = []
     servings: list[asyncio.Task[None]] = []
 

@@ -51,7 +51,7 @@ async def serve_model(
         from octavo.entrypoints.batches.service import batch_folder
         from octavo.entrypoints.openai import http_server
         from octavo.entrypoints.openai.app import build_app
-        from octavo.entrypoints.openai.banner import banner
+        from octavo.entrypoints.openai.banner import announce, banner
         from octavo.entrypoints.openai.front_ends import FrontEnds, ledger_path
         from octavo.entrypoints.openai.keys import configured_keys
         from octavo.entrypoints.openai.ledger import Ledger
@@ -81,7 +81,7 @@ async def serve_model(
             stop=stop,
             drain_seconds=config.shutdown_timeout,
             tls=tls,
-            on_ready=lambda: print(banner(server, engine.info.memory_plan, socks[0]), flush=True),
+            on_ready=lambda: announce(banner(server, engine.info.memory_plan, socks[0])),
         )
         if num_front_ends == 1:
             return await serve_app(app)

@@ -5,6 +5,7 @@ Values are clamped to -9999.0, because JSON has no infinity (and OpenAI's client
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,16 @@ from octavo.entrypoints.openai.answers import (
     TokenLogprob,
     TopLogprob,
 )
+from octavo.entrypoints.openai.errors import bad_request
+from octavo.errors import shown
 
 if TYPE_CHECKING:
     from octavo.contracts.messages import Logprob
     from octavo.entrypoints.openai.tokens import TextOffsets, TokenTable
 
 LOWEST = -9999.0
+
+_TOKEN_NAME = re.compile(r"token_id:([0-9]{1,9})")
 
 Position = Mapping[int, "Logprob"]
 """{token id: Logprob}: the token itself first, then the alternatives by rank."""
@@ -35,6 +40,14 @@ def finite(value: float) -> float:
 def token_name(token_id: int) -> str:
     """A token by its id, for return_tokens_as_token_ids."""
     return f"token_id:{token_id}"
+
+
+def token_id_of(name: str) -> int:
+    """The id that `token_name` gave. Raises APIError."""
+    match = _TOKEN_NAME.fullmatch(name)
+    if match is None:
+        raise bad_request(f"{shown(name)} is no token as token_id:17")
+    return int(match[1])
 
 
 def chat_logprobs(

@@ -70,15 +70,15 @@ def openapi_document(routes: Sequence[APIRoute]) -> dict[str, Any]:
     """The API's description, OpenAPI 3.1."""
     kinds: list[Any] = [ErrorResponse]
     for route in routes:
-        of_route = (route.response, route.request, *route.event_types, route.error)
-        kinds += [k for k in of_route if k is not None]
+        kinds += [*route.response_types, *route.request_types, *route.event_types]
+        kinds += [] if route.error is None else [route.error]
     schemas, components = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
     )
     schema_of = dict(zip(map(repr, kinds), schemas))
     for route in routes:
-        if route.request is not None and route.takes_json:
-            name = schema_of[repr(route.request)]["$ref"].rpartition("/")[2]
+        for kind in route.request_types if route.takes_json else ():
+            name = schema_of[repr(kind)]["$ref"].rpartition("/")[2]
             _close(components[name], route.unsupported)
     paths: dict[str, Any] = {}
     statuses = set()
@@ -116,11 +116,10 @@ def _close(schema: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -
 
 
 def _operation(route: APIRoute, schema_of: Mapping[str, Any]) -> dict[str, Any]:
-    content = {route.media_type: {"schema": schema_of[repr(route.response)]}}
+    content = {route.media_type: {"schema": _any_of(route.response_types, schema_of)}}
     if route.event_types:
         kinds = (*route.event_types, route.error or ErrorResponse)
-        events = [schema_of[repr(kind)] for kind in kinds]
-        content["text/event-stream"] = {"schema": {"anyOf": events}}
+        content["text/event-stream"] = {"schema": _any_of(kinds, schema_of)}
     may_stream = "application/json" in content and "text/event-stream" in content
     responses: dict[str, Any] = {
         str(route.status): {
@@ -140,9 +139,15 @@ def _operation(route: APIRoute, schema_of: Mapping[str, Any]) -> dict[str, Any]:
     if parameters := _parameters(route):
         operation["parameters"] = parameters
     if route.request is not None:
-        body = {route.request_media_type: {"schema": schema_of[repr(route.request)]}}
+        body = {route.request_media_type: {"schema": _any_of(route.request_types, schema_of)}}
         operation["requestBody"] = {"required": True, "content": body}
     return operation
+
+
+def _any_of(kinds: Sequence[Any], schema_of: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a value of one of these types."""
+    schemas: list[dict[str, Any]] = [schema_of[repr(kind)] for kind in kinds]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 def _parameters(route: APIRoute) -> list[dict[str, Any]]:
@@ -177,8 +182,8 @@ def html_page(routes: Sequence[APIRoute]) -> str:
     for route in routes:
         path = html.escape(_PARAMETER.sub(r"{\1}", route.path))
         parts.append(f"<h2>{route.method} {path}</h2><p>{html.escape(route.summary)}.</p>")
-        if route.request is not None:
-            docs = html.escape(inspect.getdoc(route.request) or "")
-            fields = html.escape(", ".join(route.request.__struct_fields__))
+        for kind in route.request_types:
+            docs = html.escape(inspect.getdoc(kind) or "")
+            fields = html.escape(", ".join(kind.__struct_fields__))
             parts.append(f"<pre>{docs}\n\nAll fields: {fields}</pre>")
     return "\n".join(parts)

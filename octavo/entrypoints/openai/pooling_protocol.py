@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from octavo.contracts.pooling_params import PoolingType
+from octavo.entrypoints.openai.protocol import MAX_LABELS
 
 # -------------------------------------------------------------------- requests
 
@@ -39,15 +41,26 @@ class EmbeddingRequest(VectorRequest, kw_only=True):
 
     Attributes:
         input: text, token ids, or a list of either.
+        messages: a chat instead, through the model's template, of which one vector is made.
+        add_generation_prompt, continue_final_message, chat_template_kwargs: as in a chat, but the
+            first is false by default, as is `add_special_tokens` with messages.
         encoding_format: base64 is of little-endian float32.
         dimensions: so many leading values alone, normalized after the cut.
         normalize: to length 1 (default true).
     """
 
-    input: Any
+    input: Any = None
+    messages: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=MAX_LABELS)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
+
+
+CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+"""Fields that only `messages` give a sense."""
 
 
 class PoolingRequest(EmbeddingRequest, kw_only=True):
@@ -91,7 +104,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
-    "messages": (),
+    "chat_template": (),
     "max_tokens_per_doc": (),
     "instruction": (),
 }

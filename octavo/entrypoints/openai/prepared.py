@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from octavo.contracts.structured_outputs import GRAMMAR_PARAM
+from octavo.engine.input_processor import CheckedRequest
 from octavo.entrypoints.openai.beams import beam_search_params
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.gate import REQUEST_ID_RULE, is_request_id
@@ -21,10 +23,42 @@ from octavo.errors import RequestError
 if TYPE_CHECKING:
     from octavo.contracts.beam_search_params import BeamSearchParams
     from octavo.contracts.sampling_params import SamplingParams
+    from octavo.engine.beam_search import CheckedBeamSearch
     from octavo.entrypoints.openai.chat_output import AnswerParsing
     from octavo.entrypoints.openai.endpoint import Call
     from octavo.entrypoints.openai.protocol import GenerationRequest
     from octavo.entrypoints.openai.state import ServedModel
+
+
+_FIELDS: dict[str | None, str] = {"extra_args": "vllm_xargs", "beam_width": "n"}
+"""Name of the engine's parameter → that of every API's field."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldNames:
+    """How a request calls what the engine calls otherwise.
+
+    Attributes:
+        prompt, grammar: the fields that are at fault if a prompt or a grammar is.
+    """
+
+    prompt: str
+    grammar: str
+
+    def of(self, param: str | None) -> str | None:
+        """The field for an error's `param`."""
+        if param == "prompt":
+            return self.prompt
+        return self.grammar if param == GRAMMAR_PARAM else _FIELDS.get(param, param)
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """RequestErrors raised in here name the field."""
+        try:
+            yield
+        except RequestError as error:
+            error.param = self.of(error.param)
+            raise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,32 +67,34 @@ class PreparedRequest:
 
     Attributes:
         request_id: what the request asks for, or the HTTP request's.
-        prompts: token ids, one list per prompt.
-        params: for all prompts; `max_tokens` may be None.
-        params_of_prompts: the same for each prompt, where `max_tokens` is the default of the API
-            if the request has none, or what fits the model if that is less (or if there is no
-            default, None). Of a beam search only n and max_tokens of `params` count.
+        params: for all prompts; `max_tokens` may be None. Of a beam search only n and max_tokens
+            count.
+        requests: what is run, one per prompt, where `max_tokens` is the default of the API if the
+            request has none, or what fits the model if that is less or there is no default.
         parsing: how the answers are taken apart; None: they are not.
-        prompt_field, grammar_field: the request's fields that are at fault if a prompt or a grammar
-            is.
+        fields: how the request calls what may be at fault.
     """
 
     model: ServedModel
     request_id: str
-    prompts: list[list[int]]
     params: SamplingParams
-    params_of_prompts: list[SamplingParams] | list[BeamSearchParams]
+    requests: list[CheckedRequest | CheckedBeamSearch]
     priority: int
     cache_salt: str | None
     parsing: AnswerParsing | None
-    prompt_field: str
-    grammar_field: str
+    fields: FieldNames
 
-    def param_of(self, param: str | None) -> str | None:
-        """The request's field for an error's `param`."""
-        if param == "prompt":
-            return self.prompt_field
-        return self.grammar_field if param == GRAMMAR_PARAM else param
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Token ids, one list per prompt."""
+        return [request.prompt_token_ids for request in self.requests]
+
+    async def check_grammar(self) -> None:
+        """Check it as far as the engine would (`AsyncLLM.check_grammar`). Raises RequestError."""
+        request = self.requests[0]
+        if isinstance(request, CheckedRequest):
+            with self.fields.naming():
+                await self.model.engine.check_grammar(request)
 
 
 async def prepare(
@@ -96,22 +132,28 @@ async def prepare(
     max_tokens, default_max_tokens = _limited(request, model, max_tokens, default_max_tokens)
     request_id = request_id_of(call, request.request_id)
     priority = priority_of(call, request.priority, model)
-    beams = beam_search_params(request, max_tokens=max_tokens)
+    fields = FieldNames(prompt=prompt_field, grammar=grammar_field(request, format_field))
+    with fields.naming():
+        beams = beam_search_params(request, max_tokens=max_tokens)
+        params = sampling_params(
+            request,
+            model.defaults,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            shown_special_token_ids=() if parsing is None else parsing.shown_special_token_ids,
+            detokenize=detokenize,
+        )
     if beams is not None and prompt_logprobs is not None:
         raise bad_request("echo with logprobs does not go with use_beam_search", "echo")
-    params = sampling_params(
-        request,
-        model.defaults,
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        shown_special_token_ids=() if parsing is None else parsing.shown_special_token_ids,
-        detokenize=detokenize,
-    )
     params = _within(call.server.config.request_timeout, params)
     num_new = max_tokens or default_max_tokens or 1
     kept = kept_tokens(request, room=model.max_model_len - num_new)
     prompts = [prompt[kept] for prompt in await read_prompts()]
+    if parsing is not None and params.structured_outputs is not None:
+        [prompt] = prompts
+        wanted = parsing.behind_reasoning(params.structured_outputs, prompt, model.engine.tokenizer)
+        params = msgspec.structs.replace(params, structured_outputs=wanted)
     _check_num_choices(len(prompts), params)
     limits = [_max_tokens(params, default_max_tokens, model, len(prompt)) for prompt in prompts]
     params_of_prompts: list[SamplingParams] | list[BeamSearchParams]
@@ -122,26 +164,20 @@ async def prepare(
         ]
     else:
         params_of_prompts = [msgspec.structs.replace(beams, max_tokens=most) for most in limits]
-    prepared = PreparedRequest(
+    with fields.naming():
+        requests = await model.engine.check(
+            prompts, params_of_prompts, priority=priority, cache_salt=request.cache_salt
+        )
+    return PreparedRequest(
         model=model,
         request_id=request_id,
-        prompts=prompts,
         params=params,
-        params_of_prompts=params_of_prompts,
+        requests=requests,
         priority=priority,
         cache_salt=request.cache_salt,
         parsing=parsing,
-        prompt_field=prompt_field,
-        grammar_field=grammar_field(request, format_field),
+        fields=fields,
     )
-    try:
-        await model.engine.check(
-            prompts, params_of_prompts, priority=priority, cache_salt=request.cache_salt
-        )
-    except RequestError as error:
-        error.param = prepared.param_of(error.param)
-        raise
-    return prepared
 
 
 def _check_num_choices(num_prompts: int, params: SamplingParams) -> None:

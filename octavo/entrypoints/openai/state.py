@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from octavo.config.engine import EngineConfig
     from octavo.contracts.beam_search_params import BeamSearchParams
     from octavo.contracts.engine_view import EngineView
-    from octavo.contracts.messages import PoolingRequestOutput, RequestOutput
+    from octavo.contracts.messages import RequestOutput
     from octavo.contracts.pause_mode import PauseMode
     from octavo.contracts.pooling_params import PoolingParams
     from octavo.contracts.sampling_params import SamplingParams
+    from octavo.engine.beam_search import CheckedBeamSearch
+    from octavo.engine.input_processor import CheckedRequest, PromptType
     from octavo.engine.metrics import EngineMetrics, FinishedSequence
     from octavo.engine.output_processor import ParserOf
     from octavo.engine.tokenizer import Tokenizer
@@ -58,48 +60,33 @@ class EngineClient(Protocol):
     def tokenizer(self) -> Tokenizer: ...
     @property
     def metrics(self) -> EngineMetrics: ...
-    def generate(
-        self,
-        prompt: Any,
-        params: SamplingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        service_class: ServiceClass = ServiceClass.INTERACTIVE,
-        cache_salt: str | None = None,
-        parser_of: ParserOf | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]: ...
-    async def beam_search(
-        self,
-        prompt: Any,
-        params: BeamSearchParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        service_class: ServiceClass = ServiceClass.INTERACTIVE,
-        cache_salt: str | None = None,
-        skip_special_tokens: bool = True,
-    ) -> RequestOutput: ...
-    def encode(
-        self,
-        prompt: Any,
-        pooling_params: PoolingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        service_class: ServiceClass = ServiceClass.INTERACTIVE,
-        cache_salt: str | None = None,
-    ) -> AsyncGenerator[PoolingRequestOutput, None]: ...
     def default_sampling_params(self) -> SamplingParams: ...
     async def check_num_chars(self, num_chars: int, param: str) -> None: ...
     async def check(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[PromptType],
         params: Sequence[SamplingParams | BeamSearchParams | PoolingParams],
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> None: ...
+    ) -> list[CheckedRequest | CheckedBeamSearch]: ...
+    async def check_grammar(self, request: CheckedRequest) -> None: ...
+    def run(
+        self,
+        request: CheckedRequest,
+        request_id: str,
+        *,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
+        parser_of: ParserOf | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]: ...
+    async def search(
+        self,
+        request: CheckedBeamSearch,
+        request_id: str,
+        *,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
+        skip_special_tokens: bool = True,
+    ) -> RequestOutput: ...
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     async def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]: ...
     async def check_health(self) -> None: ...

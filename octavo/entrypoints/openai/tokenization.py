@@ -1,10 +1,10 @@
-"""POST /tokenize and POST /detokenize."""
+"""POST /tokenize, POST /detokenize, and what there is to know of a tokenizer."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo.entrypoints.openai.answers import DetokenizeResponse, TokenizeResponse
 from octavo.entrypoints.openai.api_route import APIRoute
@@ -62,6 +62,24 @@ async def detokenize(call: Call) -> Response:
     decode = partial(model.engine.tokenizer.decode, skip_special_tokens=False)
     return json_response(DetokenizeResponse(prompt=await asyncio.to_thread(decode, request.tokens)))
 
+
+async def tokenizer_info(call: Call) -> Response:
+    """The first model's tokenizer, its chat template included."""
+    model = call.server.model(None)
+    sizes = {"model_max_length": model.max_model_len, "vocab_size": model.engine.info.vocab_size}
+    return json_response({**model.engine.tokenizer.config, **sizes})
+
+
+INFO_ROUTES = (
+    APIRoute(
+        method="GET",
+        path="/tokenizer_info",
+        summary="The tokenizer's configuration, chat template included",
+        handler=tokenizer_info,
+        response=dict[str, Any],
+    ),
+)
+"""With --enable-tokenizer-info-endpoint."""
 
 ROUTES = (
     APIRoute(

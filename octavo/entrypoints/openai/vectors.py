@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from octavo.engine.input_processor import CheckedRequest
+from octavo.engine.pooling import pooling_output
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.generation import cancel
 from octavo.entrypoints.openai.pooling_protocol import VectorUsage
@@ -80,21 +82,22 @@ class Vectors:
                 f"{len(prompts)} texts; at most {MAX_INPUTS} in one request", prompts[0][0]
             )
         priority = priority_of(self.call, self.request.priority, self.model)
-        token_ids = [await self._token_ids(param, prompt, priority) for param, prompt in prompts]
+        requests = [await self._checked(param, prompt, priority) for param, prompt in prompts]
         ids = [self.call.server.internal_id(self.public_id) for _ in prompts]
-        self.call.ticket.admit(dict(zip(ids, map(len, token_ids))))
-        self._num_tokens += sum(map(len, token_ids))
+        num_tokens = [len(request.prompt_token_ids) for request in requests]
+        self.call.ticket.admit(dict(zip(ids, num_tokens)))
+        self._num_tokens += sum(num_tokens)
         tasks = [
-            asyncio.ensure_future(self._encode(prompt, engine_id, priority))
-            for prompt, engine_id in zip(token_ids, ids)
+            asyncio.ensure_future(self._pooled(request, engine_id))
+            for request, engine_id in zip(requests, ids)
         ]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             await cancel(tasks)
 
-    async def _token_ids(self, param: str, prompt: str | list[int], priority: int) -> list[int]:
-        """A prompt's tokens, checked."""
+    async def _checked(self, param: str, prompt: str | list[int], priority: int) -> CheckedRequest:
+        """A prompt's request."""
         engine = self.model.engine
         if isinstance(prompt, str):
             special = self.request.add_special_tokens is not False
@@ -104,23 +107,17 @@ class Vectors:
         if not prompt:
             raise bad_request(f"{param} has an empty text; a vector needs a token", param)
         try:
-            await engine.check(
+            (request,) = await engine.check(
                 [prompt], [self.params], priority=priority, cache_salt=self.request.cache_salt
             )
         except RequestError as error:
             if error.param == "prompt":
                 error.param = param
             raise
-        return prompt
+        assert isinstance(request, CheckedRequest)
+        return request
 
-    async def _encode(self, prompt: list[int], engine_id: str, priority: int) -> np.ndarray:
-        outputs = self.model.engine.encode(
-            {"prompt_token_ids": prompt},
-            self.params,
-            engine_id,
-            priority=priority,
-            service_class=self.call.service_class,
-            cache_salt=self.request.cache_salt,
-        )
+    async def _pooled(self, request: CheckedRequest, engine_id: str) -> np.ndarray:
+        outputs = self.model.engine.run(request, engine_id, service_class=self.call.service_class)
         async with aclosing(outputs):
-            return (await outputs.__anext__()).outputs.data
+            return pooling_output(await outputs.__anext__()).outputs.data

@@ -20,8 +20,10 @@ from octavo.entrypoints.openai.errors import (
     as_api_error,
     bad_request,
     json_response,
+    renamed_params,
 )
 from octavo.entrypoints.openai.event_log import EventLog
+from octavo.entrypoints.openai.generate import GenerateRequest
 from octavo.entrypoints.openai.generation import (
     UsageCounter,
     begin,
@@ -30,6 +32,7 @@ from octavo.entrypoints.openai.generation import (
 from octavo.entrypoints.openai.logprobs import chat_logprobs
 from octavo.entrypoints.openai.parsing import parse_body
 from octavo.entrypoints.openai.prepared import check_num_logprobs
+from octavo.entrypoints.openai.render import rendered_chat
 from octavo.entrypoints.openai.request_log import end_in_background
 from octavo.entrypoints.openai.sse import EventStream
 from octavo.entrypoints.responses.builder import ResponseBuilder
@@ -57,6 +60,8 @@ if TYPE_CHECKING:
     from octavo.entrypoints.openai.answers import TokenLogprob
     from octavo.entrypoints.openai.endpoint import Call
     from octavo.entrypoints.openai.generation import Generation
+    from octavo.entrypoints.openai.prepared import PreparedRequest
+    from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 
 logger = get_logger(__name__)
 
@@ -146,9 +151,10 @@ class _Making:
         return chat_logprobs(ids, values, table, num_top=self._num_top, as_ids=False).content
 
 
-async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, Any]]) -> _Making:
-    model = call.server.model(request.model)
-    call.record.model = model.name
+async def _prepare(
+    call: Call, request: ResponsesRequest, chat: ChatCompletionRequest
+) -> PreparedRequest:
+    """Check a request, of which `chat` is the same as a chat. Raises as `prepare_chat`."""
     num_top = None
     if wants_logprobs(request):
         num_top = request.top_logprobs or 0
@@ -156,16 +162,35 @@ async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, An
     most = request.max_output_tokens
     if most is not None and most < 1:
         raise bad_request(f"max_output_tokens={most} must be at least 1", "max_output_tokens")
-    chat = chat_request(request, items)
-    prepared = await prepare_chat(
+    return await prepare_chat(
         call,
         chat,
-        model,
+        call.server.model(request.model),
         max_tokens=most,
         logprobs=num_top,
+        max_tokens_field="max_output_tokens",
         prompt_field="input",
         format_field="text",
     )
+
+
+async def render_response(call: Call) -> HTTPResponse:
+    """What a request for a response asks of the engine."""
+    request = parse_body(call.take_body(), ResponsesRequest, UNSUPPORTED)
+    if request.background:
+        raise bad_request(
+            "background cannot be rendered: /inference/v1/generate answers its client; leave it "
+            "out",
+            "background",
+        )
+    chat = chat_request(request, [*_earlier_items(call, request), *input_items(request.input)])
+    return json_response(await rendered_chat(chat, await _prepare(call, request, chat)))
+
+
+async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, Any]]) -> _Making:
+    model = call.server.model(request.model)
+    call.record.model = model.name
+    prepared = await _prepare(call, request, chat_request(request, items))
     generation = begin(call, prepared, "resp_")
     # Whoever knows the id of an HTTP request must not know that of the response.
     response = Response(
@@ -174,7 +199,7 @@ async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, An
         status="queued" if request.background else "in_progress",
         background=bool(request.background),
         instructions=request.instructions,
-        max_output_tokens=most,
+        max_output_tokens=request.max_output_tokens,
         metadata=request.metadata or {},
         model=model.name,
         output=[],
@@ -195,7 +220,7 @@ async def _begin(call: Call, request: ResponsesRequest, items: list[dict[str, An
         generation.parsing,
         carries_reasoning=ENCRYPTED_REASONING in (request.include or ()),
     )
-    return _Making(generation, builder, num_top)
+    return _Making(generation, builder, prepared.params.logprobs)
 
 
 def _earlier_items(call: Call, request: InputTokensRequest) -> list[dict[str, Any]]:
@@ -203,7 +228,11 @@ def _earlier_items(call: Call, request: InputTokensRequest) -> list[dict[str, An
     response_id = request.previous_response_id
     if response_id is None:
         return []
-    entry = _entry(call, response_id)
+    try:
+        entry = _entry(call, response_id)
+    except APIError as error:
+        error.param = "previous_response_id"
+        raise
     if entry.response.status in ("queued", "in_progress"):
         raise APIError(
             409,
@@ -301,7 +330,8 @@ async def count_input_tokens(call: Call) -> HTTPResponse:
     request = parse_body(call.take_body(), InputTokensRequest, UNSUPPORTED)
     items = [*_earlier_items(call, request), *input_items(request.input)]
     chat = chat_request(request, items)
-    ids = await render_chat(chat, call.server.model(request.model), prompt_field="input")
+    with renamed_params({"messages": "input"}):
+        ids = await render_chat(chat, call.server.model(request.model))
     return json_response(InputTokens(input_tokens=len(ids)))
 
 
@@ -340,6 +370,17 @@ ROUTES = (
         unsupported=UNSUPPORTED,
         response=Response,
         event=ResponseEvent,
+        errors=(404, 409),
+        queued=True,
+    ),
+    APIRoute(
+        method="POST",
+        path=f"{PATH}/render",
+        summary="What a request for a response asks of /inference/v1/generate",
+        handler=render_response,
+        request=ResponsesRequest,
+        unsupported=UNSUPPORTED,
+        response=GenerateRequest,
         errors=(404, 409),
         queued=True,
     ),

@@ -164,7 +164,7 @@ async def test_a_line_that_never_fits_its_key_is_an_error(tmp_path: Path) -> Non
 class Endless(FakeEngine):
     """Its beam search never ends."""
 
-    async def beam_search(self, *args: Any, **options: Any) -> RequestOutput:
+    async def search(self, *args: Any, **options: Any) -> RequestOutput:
         await asyncio.Event().wait()
         raise AssertionError
 

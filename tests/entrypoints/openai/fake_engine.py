@@ -12,7 +12,6 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from typing import Any
 
 from octavo.config.engine import EngineConfig
@@ -22,19 +21,16 @@ from octavo.contracts.messages import (
     EngineOutput,
     EngineOutputs,
     FinishReason,
-    PoolingRequestOutput,
     RequestOutput,
     SchedulerStats,
     ServiceClass,
 )
 from octavo.contracts.pause_mode import PauseMode
-from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
-from octavo.engine.beam_search import check_request
-from octavo.engine.input_processor import InputProcessor
+from octavo.engine.beam_search import CheckedBeamSearch, check_requests
+from octavo.engine.input_processor import CheckedRequest, InputProcessor
 from octavo.engine.metrics import CacheInfo, EngineMetrics
 from octavo.engine.output_processor import OutputProcessor, ParserOf
-from octavo.engine.pooling import pooling_output
 from octavo.engine.wire import CoreInfo
 from octavo.errors import EngineDeadError, EngineUnresponsiveError
 from tests.engine.fakes import HIDDEN_SIZE
@@ -125,68 +121,33 @@ class FakeEngine:
 
     # ---------------------------------------------------------------- AsyncLLM
 
-    async def generate(
+    async def check(
+        self, prompts: Sequence[Any], params: Sequence[Any], **options: Any
+    ) -> list[CheckedRequest | CheckedBeamSearch]:
+        await asyncio.sleep(0)
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+        return check_requests(self._input, prompts, params, **options)
+
+    async def check_grammar(self, request: CheckedRequest) -> None:
+        await asyncio.sleep(0)
+
+    async def run(
         self,
-        prompt: Any,
-        params: SamplingParams,
+        request: CheckedRequest,
         request_id: str,
         *,
-        priority: int = 0,
         service_class: ServiceClass = ServiceClass.INTERACTIVE,
-        cache_salt: str | None = None,
         parser_of: ParserOf | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        outputs = self._outputs_of(
-            request_id,
-            prompt,
-            params,
-            parser_of,
-            priority=priority,
-            service_class=service_class,
-            cache_salt=cache_salt,
-        )
-        async with aclosing(outputs):
-            async for output in outputs:
-                yield output
-
-    async def encode(
-        self,
-        prompt: Any,
-        pooling_params: PoolingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        service_class: ServiceClass = ServiceClass.INTERACTIVE,
-        cache_salt: str | None = None,
-    ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        outputs = self._outputs_of(
-            request_id,
-            prompt,
-            pooling_params,
-            priority=priority,
-            service_class=service_class,
-            cache_salt=cache_salt,
-        )
-        async with aclosing(outputs):
-            async for output in outputs:
-                yield pooling_output(output)
-
-    async def _outputs_of(
-        self,
-        request_id: str,
-        prompt: Any,
-        params: SamplingParams | PoolingParams,
-        parser_of: ParserOf | None = None,
-        **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         if self._dead is not None:
             raise EngineDeadError(self._dead)
-        request = self._input.process(request_id, prompt, params, **options)
-        self._output.add_request(request, parser_of)
+        processed = self._input.begin(request_id, request, service_class=service_class)
+        self._output.add_request(processed, parser_of)
         queue = self._queues[request_id] = asyncio.Queue()
-        self.metrics.add_requests(request.engine_requests)
+        self.metrics.add_requests(processed.engine_requests)
         text = self.tokenizer.decode(request.prompt_token_ids)
-        for r in request.engine_requests:
+        for r in processed.engine_requests:
             self._waiting[r.request_id] = ScriptedSequence(
                 r, self.tokenizer.script(text, r.sample_index), "FAIL:" in text
             )
@@ -206,12 +167,6 @@ class FakeEngine:
 
     async def check_num_chars(self, num_chars: int, param: str) -> None:
         self._input.check_num_chars(num_chars, param=param)
-
-    async def check(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[Any], **options: Any
-    ) -> None:
-        await asyncio.sleep(0)
-        check_request(self._input, prompts, params, **options)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         await asyncio.sleep(0)

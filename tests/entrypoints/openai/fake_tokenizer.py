@@ -35,8 +35,13 @@ class FakeTokenizer(ByteTokenizer):
         self.opens = opens
         self._specials = {s: self.vocab_size - len(specials) + i for i, s in enumerate(specials)}
         self.all_special_ids |= frozenset(self._specials.values())
+        self.special_spellings |= self._specials
         if bos:
             self.bos_token_id = 257
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"tokenizer_class": "Fake", "chat_template": self.chat_template_source}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         ids = super().encode(text)

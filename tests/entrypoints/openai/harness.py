@@ -167,7 +167,8 @@ async def serving(
 
 def all_routes() -> set[tuple[str, str]]:
     """Method and path of every route that a server can have."""
-    gate = build_app(serve_engines({MODEL: FakeEngine()}, ServerConfig(server_dev_mode=True)))
+    config = ServerConfig(server_dev_mode=True, enable_tokenizer_info_endpoint=True)
+    gate = build_app(serve_engines({MODEL: FakeEngine()}, config))
     assert isinstance(gate, Gate)
     there = set()
     for route in gate._app.routes:  # type: ignore[attr-defined]

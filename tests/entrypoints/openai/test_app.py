@@ -65,8 +65,8 @@ async def test_a_bug_is_a_500_without_internals() -> None:
         async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
             raise KeyError("secret of the house")
 
-        async def generate(self, prompt, params, request_id, **options):  # type: ignore[no-untyped-def]
-            async for output in super().generate(prompt, params, request_id, **options):
+        async def run(self, request, request_id, **options):  # type: ignore[no-untyped-def]
+            async for output in super().run(request, request_id, **options):
                 yield output
                 raise ValueError("secret of the house")
 

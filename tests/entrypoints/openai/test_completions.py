@@ -231,9 +231,9 @@ async def test_wrong_logprobs() -> None:
 class _PromptLogprobs(FakeEngine):
     """An engine that has prompt logprobs: -i for the token at position i."""
 
-    async def generate(self, prompt, params, request_id, **options):  # type: ignore[no-untyped-def]
-        ids = prompt["prompt_token_ids"]
-        async for output in super().generate(prompt, params, request_id, **options):
+    async def run(self, request, request_id, **options):  # type: ignore[no-untyped-def]
+        ids, params = request.prompt_token_ids, request.params
+        async for output in super().run(request, request_id, **options):
             if params.prompt_logprobs is not None:
                 entries = [{t: Logprob(-float(i), 1, chr(t))} for i, t in enumerate(ids)]
                 output.prompt_logprobs = [None, *entries[1:]]
@@ -304,7 +304,7 @@ def test_read_prompts() -> None:
 
 async def test_no_output_is_an_error() -> None:
     class Silent(FakeEngine):
-        async def generate(self, *args: Any, **options: Any):  # type: ignore[no-untyped-def]
+        async def run(self, *args: Any, **options: Any):  # type: ignore[no-untyped-def]
             outputs: list[RequestOutput] = []
             for output in outputs:
                 yield output

@@ -10,6 +10,7 @@ from octavo.engine.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, parse
 from octavo.entrypoints.openai import generate, pooling_protocol, protocol
 from octavo.entrypoints.openai.config import ServerConfig
 from octavo.entrypoints.openai.state import MAX_BODIES, MAX_CHOICES
+from octavo.entrypoints.openai.unsupported_routes import UNSUPPORTED_ROUTES
 from octavo.entrypoints.openai.vectors import MAX_INPUTS
 from tests.entrypoints.openai.harness import all_routes
 
@@ -37,6 +38,12 @@ async def test_routes() -> None:
     assert {
         w for w in words(section("Routes")) if w.startswith(("GET ", "POST ", "DELETE "))
     } == there
+
+
+def test_routes_of_other_servers() -> None:
+    rows = re.findall(r"^\| (`/.*?`) \| (.*) \|$", section("Routes"), re.MULTILINE)
+    table = {path: why for paths, why in rows for path in words(paths)}
+    assert table == UNSUPPORTED_ROUTES
 
 
 def test_request_fields() -> None:

@@ -80,7 +80,7 @@ async def test_truncation(fields: dict[str, Any], kept: str) -> None:
 @pytest.mark.parametrize(
     ("body", "param", "message"),
     [
-        ({}, "input", "missing"),
+        ({}, "input", "either input or messages"),
         ({"input": ""}, "input", "empty text"),
         ({"input": []}, "input", "must be a string"),
         ({"input": ["a", ""]}, "input", "empty text"),
@@ -162,3 +162,42 @@ async def test_the_official_client() -> None:
             model=MODEL, input="hello", encoding_format="float", dimensions=3, user="me"
         )
         assert len(answer.data[0].embedding) == 3
+
+
+async def test_a_chat() -> None:
+    """The vector of the tokens that the template makes of it."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    async with serving() as s:
+        for fields in (
+            {},
+            {"add_generation_prompt": True},
+            {"continue_final_message": True},
+            {"add_special_tokens": True},
+            {"chat_template_kwargs": {"shout": True}},
+        ):
+            body = {"messages": messages, **fields}
+            asked = {"add_generation_prompt": False, **body}
+            tokens = (await s.post("/tokenize", asked)).json["tokens"]
+            for path, name in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
+                reply = (await s.post(path, body)).json
+                np.testing.assert_array_equal(reply["data"][0][name], expected(tokens))
+                assert reply["usage"]["prompt_tokens"] == len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"),
+        ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "input"),
+        ({"input": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"input": "a", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "a" * 5000}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a"}], "chat_template": "x"}, "chat_template"),
+    ],
+    ids=str,
+)
+async def test_wrong_chats(fields: dict[str, Any], param: str) -> None:
+    async with serving() as s:
+        reply = await s.post("/v1/embeddings", fields)
+        assert (reply.status, reply.error["param"]) == (400, param), reply.body

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from octavo.engine.input_processor import CheckedRequest
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.keys import MAX_KEYS, KeyRing
 from octavo.entrypoints.openai.ledger import Ledger
@@ -249,13 +250,13 @@ async def test_priorities(tmp_path: Path) -> None:
     keys = ring(tmp_path, alice(priority=5), bob(), policy="priority")
     engine = FakeEngine(scheduling_policy="priority")
     seen: list[int] = []
-    generate = engine.generate
+    run = engine.run
 
-    def watched(*args: Any, priority: int = 0, **options: Any) -> Any:
-        seen.append(priority)
-        return generate(*args, priority=priority, **options)
+    def watched(request: CheckedRequest, *args: Any, **options: Any) -> Any:
+        seen.append(request.priority)
+        return run(request, *args, **options)
 
-    engine.generate = watched  # type: ignore[method-assign, assignment]
+    engine.run = watched  # type: ignore[method-assign, assignment]
     async with serving(engine, keys=keys) as s:
         for who in (ALICE, BOB):
             for fields in ({}, {"priority": -3}, {"priority": 7}):

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from octavo.entrypoints.openai import admin
+from octavo.entrypoints.openai import admin, tokenization
 from octavo.entrypoints.openai.app import ROUTES
 from octavo.entrypoints.openai.openapi import documentation_routes, openapi_document
 from octavo.entrypoints.openai.protocol import COMPLETION_UNSUPPORTED, ChatCompletionRequest
@@ -16,7 +16,7 @@ from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import Reply, Running, all_routes, serving
 from tests.entrypoints.openai.sse_client import streaming
 
-ALL = (*ROUTES, *admin.ROUTES)
+ALL = (*ROUTES, *admin.ROUTES, *tokenization.INFO_ROUTES)
 DOCUMENT = json.loads(json.dumps(openapi_document((*ALL, *documentation_routes(ALL)))))
 
 
@@ -190,7 +190,7 @@ async def test_resumable_streams_are_as_described() -> None:
 
 
 async def test_pages() -> None:
-    async with serving(server_dev_mode=True) as s:
+    async with serving(server_dev_mode=True, enable_tokenizer_info_endpoint=True) as s:
         assert (await s.get("/openapi.json")).json == DOCUMENT
         page = await s.get("/docs")
         assert page.headers["content-type"].startswith("text/html")

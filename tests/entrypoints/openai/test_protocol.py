@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from octavo.contracts.messages import ServiceClass
 from octavo.entrypoints.openai import protocol
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import Running, serving
@@ -136,6 +135,9 @@ async def test_fields_that_do_not_go_together() -> None:
         reply = await s.completion(logprob_token_ids=[5])
         assert reply.error["param"] == "logprob_token_ids"
         assert (await s.completion(logprob_token_ids=[5], logprobs=0)).status == 200
+        assert (await s.completion(vllm_xargs={"a": 1})).error["param"] == "vllm_xargs"
+        for n in (0, 129):
+            assert (await s.completion(use_beam_search=True, n=n)).error["param"] == "n"
         for name, value in (("length_penalty", 1.0), ("early_stopping", True)):
             assert (await s.completion(**{name: value})).error["param"] == name
 
@@ -144,9 +146,9 @@ async def test_priority_and_salt() -> None:
     seen: list[Any] = []
 
     class Engine(FakeEngine):
-        def generate(self, prompt, params, request_id, **options):  # type: ignore[no-untyped-def]
-            seen.append((request_id, options))
-            return super().generate(prompt, params, request_id, **options)
+        def run(self, request, request_id, **options):  # type: ignore[no-untyped-def]
+            seen.append((request_id, request))
+            return super().run(request, request_id, **options)
 
     async with serving(Engine()) as s:
         reply = await s.completion(priority=1)
@@ -156,12 +158,7 @@ async def test_priority_and_salt() -> None:
     async with serving(Engine(scheduling_policy="priority")) as s:
         reply = await s.completion(priority=-3, cache_salt="a/b", request_id="mine")
         assert reply.json["id"] == "cmpl-mine"
-        request_id, options = seen[-1]
+        request_id, request = seen[-1]
         assert request_id.startswith("cmpl-mine-")
-        assert options == {
-            "priority": -3,
-            "service_class": ServiceClass.INTERACTIVE,
-            "cache_salt": "a/b",
-            "parser_of": None,
-        }
+        assert (request.priority, request.cache_salt) == (-3, "a/b")
         assert (await s.completion(priority=2**40)).error["param"] == "priority"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,12 +15,14 @@ from octavo.entrypoints.openai.generate import SamplingFields
 from octavo.entrypoints.openai.keys import KeyRing
 from octavo.entrypoints.openai.sampling import SAMPLING_FIELDS, sampling_fields, sampling_params
 from tests.e2e.lab import write_tiny
-from tests.entrypoints.openai.harness import MODEL, serving
+from tests.entrypoints.openai.harness import MODEL, Reply, serving
 from tests.entrypoints.openai.live import Live, live
 
 PROMPT = list(range(60, 100))
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 GENERATE = "/inference/v1/generate"
 USER = [{"role": "user", "content": "Hi"}]
 TOOL = {
@@ -68,6 +72,33 @@ def assert_same(server: Live, path: str, body: dict[str, Any]) -> None:
     used = [answer.json["usage"] for answer in answers]
     for name in ("prompt_tokens", "completion_tokens"):
         assert sum(usage[name] for usage in used) == reply.json["usage"][name]
+    assert_derendered(server, path, {**body, "return_token_ids": True}, answers, reply.json)
+
+
+def assert_derendered(
+    server: Live, path: str, body: dict[str, Any], answers: list[Reply], direct: dict[str, Any]
+) -> None:
+    """From what was generated comes the direct answer again."""
+    made = [answer.json for answer in answers]
+    lengths = [answer["usage"]["prompt_tokens"] for answer in made]
+    reply = server.post(
+        f"{path}/derender",
+        {"completion_request": body, "generate_responses": made, "prompt_tokens": lengths}
+        if path == COMPLETIONS
+        else {"chat_request": body, "generate_response": made[0], "prompt_tokens": lengths[0]},
+    )
+    assert reply.status == 200, reply.body
+    assert reply.json["id"] == made[0]["request_id"]
+    assert without_ids(reply.json) == without_ids(direct)
+
+
+def without_ids(answer: dict[str, Any]) -> dict[str, Any]:
+    """What two answers to one request have in common."""
+    answer = json.loads(re.sub(r"chatcmpl-tool-\w+", "", json.dumps(answer)))
+    for name in ("id", "created"):
+        del answer[name]
+    del answer["usage"]["prompt_tokens_details"]
+    return answer
 
 
 @pytest.mark.parametrize(
@@ -118,6 +149,109 @@ def test_completions(server: Live, fields: dict[str, Any]) -> None:
 )
 def test_chats(server: Live, fields: dict[str, Any]) -> None:
     assert_same(server, CHAT, {"messages": USER, "temperature": 0, **fields})
+
+
+FUNCTION = TOOL["function"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "chat"),
+    [
+        (
+            MESSAGES,
+            {"max_tokens": 9, "stop_sequences": ["e"], "system": "S", "messages": USER},
+            {
+                "max_tokens": 9,
+                "stop": ["e"],
+                "messages": [{"role": "system", "content": "S"}, *USER],
+            },
+        ),
+        (
+            MESSAGES,
+            {
+                "max_tokens": 9,
+                "messages": USER,
+                "tools": [{"name": "f", "input_schema": FUNCTION["parameters"]}],
+                "tool_choice": {"type": "any"},
+            },
+            {"max_tokens": 9, "messages": USER, "tools": [TOOL], "tool_choice": "required"},
+        ),
+        (
+            RESPONSES,
+            {"input": "Hi", "max_output_tokens": 5, "temperature": 0.5, "stream": True},
+            {"messages": USER, "max_tokens": 5, "temperature": 0.5, "stream": True},
+        ),
+        (
+            RESPONSES,
+            {"input": "Hi", "text": {"format": {"type": "json_object"}}},
+            {"messages": USER, "response_format": {"type": "json_object"}},
+        ),
+    ],
+    ids=str,
+)
+async def test_other_apis(path: str, body: dict[str, Any], chat: dict[str, Any]) -> None:
+    """They ask of the engine what their requests as chats ask."""
+    async with serving() as s:
+        model = {"model": MODEL} if path == MESSAGES else {}
+        rendered = await s.post(f"{path}/render", {**body, **model})
+        assert rendered.status == 200, rendered.body
+        expected = (await s.post(f"{CHAT}/render", chat)).json
+        assert {**rendered.json, "request_id": ""} == {**expected, "request_id": ""}
+
+
+async def test_a_conversation_that_the_server_keeps() -> None:
+    async with serving() as s:
+        first = (await s.post(RESPONSES, {"input": "SAY:one"})).json
+        body = {"input": "Hi", "previous_response_id": first["id"]}
+        rendered = (await s.post(f"{RESPONSES}/render", body)).json
+        turns = [
+            {"role": "user", "content": "SAY:one"},
+            {"role": "assistant", "content": "one"},
+            *USER,
+        ]
+        tokens = (await s.post("/tokenize", {"messages": turns})).json["tokens"]
+        assert rendered["token_ids"] == tokens
+        body = {"input": "Hi", "previous_response_id": "resp_unknown"}
+        assert (await s.post(f"{RESPONSES}/render", body)).status == 404
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, MESSAGES, RESPONSES])
+def test_grammars_that_do_not_compile(server: Live, path: str) -> None:
+    """Found before anything is rendered, and named as that API calls them."""
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}
+    openai = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    kind = {"type": "json_schema", "schema": schema}
+    body, param = {
+        COMPLETIONS: ({"prompt": "x", **openai}, "response_format"),
+        CHAT: ({"messages": USER, **openai}, "response_format"),
+        MESSAGES: (
+            {"messages": USER, "max_tokens": 5, "output_config": {"format": kind}},
+            None,  # Anthropic's errors name none
+        ),
+        RESPONSES: ({"input": "x", "text": {"format": kind}}, "text"),
+    }[path]
+    if path == MESSAGES:
+        body["model"] = server.get("/v1/models").json["data"][0]["id"]
+    reply = server.post(f"{path}/render", body)
+    assert reply.status == 400, reply.body
+    assert "the grammar cannot be used" in reply.json["error"]["message"]
+    assert reply.json["error"].get("param") == param
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, f"{COMPLETIONS}/render"])
+def test_a_grammar_that_contradicts_allowed_token_ids(server: Live, path: str) -> None:
+    """Found before anything is admitted; the error names both."""
+    before = server.metric("prompt_tokens_total")
+    for fields in (
+        {"structured_outputs": {"regex": "a+"}},
+        {"response_format": {"type": "json_object"}, "stream": True},
+    ):
+        body = {"prompt": "x", "allowed_token_ids": [66, 67], **fields}
+        reply = server.post(path, body)
+        assert reply.status == 400, reply.body
+        assert "the grammar and allowed_token_ids contradict" in reply.error["message"]
+        assert reply.error["param"] in fields
+    assert server.metric("prompt_tokens_total") == before
 
 
 async def test_what_is_rendered() -> None:
@@ -182,13 +316,14 @@ async def test_rendering_begins_nothing() -> None:
         (CHAT, {"tool_choice": "required"}, "tool_choice"),
         (CHAT, {"messages": [{"role": "user", "content": "a" * 9000}]}, "messages"),
         (CHAT, {"model": "other"}, "model"),
+        (RESPONSES, {"background": True}, "background"),
     ],
     ids=str,
 )
 async def test_what_cannot_be_rendered(path: str, fields: dict[str, Any], param: str) -> None:
     async with serving() as s:
-        base: dict[str, Any] = {"messages": USER} if path == CHAT else {"prompt": "a"}
-        reply = await s.post(f"{path}/render", base | fields)
+        bases: dict[str, Any] = {CHAT: {"messages": USER}, RESPONSES: {"input": "a"}}
+        reply = await s.post(f"{path}/render", bases.get(path, {"prompt": "a"}) | fields)
         assert (reply.status, reply.error["param"]) == (404 if param == "model" else 400, param)
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from octavo.contracts.messages import RequestOutput
+from octavo.contracts.pooling_params import PoolingParams
 from octavo.contracts.sampling_params import SamplingParams
+from octavo.engine.input_processor import CheckedRequest
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import serving
 
@@ -16,13 +18,13 @@ from tests.entrypoints.openai.harness import serving
 class Watched(FakeEngine):
     """Notes the parameters; its beam search never ends."""
 
-    seen: SamplingParams
+    seen: SamplingParams | PoolingParams
 
-    def generate(self, prompt: Any, params: SamplingParams, *args: Any, **options: Any) -> Any:
-        self.seen = params
-        return super().generate(prompt, params, *args, **options)
+    def run(self, request: CheckedRequest, *args: Any, **options: Any) -> Any:
+        self.seen = request.params
+        return super().run(request, *args, **options)
 
-    async def beam_search(self, *args: Any, **options: Any) -> RequestOutput:
+    async def search(self, *args: Any, **options: Any) -> RequestOutput:
         await asyncio.Event().wait()
         raise AssertionError
 

@@ -52,3 +52,11 @@ async def test_detokenize_takes_what_fits_the_model() -> None:
         assert (await s.post("/detokenize", {"tokens": [97] * 99})).json["prompt"] == "a" * 99
         reply = await s.post("/detokenize", {"tokens": [97] * 100})
         assert (reply.status, reply.error["param"]) == (400, "tokens")
+
+
+async def test_what_there_is_to_know() -> None:
+    async with serving(enable_tokenizer_info_endpoint=True) as s:
+        reply = await s.get("/tokenizer_info")
+        config = s.engine.tokenizer.config
+        assert config["tokenizer_class"]
+        assert reply.json == {**config, "model_max_length": 4096, "vocab_size": 259}

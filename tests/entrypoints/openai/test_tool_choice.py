@@ -32,6 +32,16 @@ TOOLS = [
     ),
     tool("stop"),
     tool("turn", {"properties": {"by": {"type": "number"}}, "definitions": {"X": {}}}),
+    tool(
+        "fold",
+        {
+            "type": "object",
+            "properties": {"to": {"$ref": "#/$defs/Point"}, "more": {"$ref": "#"}},
+            "required": ["to"],
+            "$defs": {"Point": {"type": "string"}},
+            "additionalProperties": False,
+        },
+    ),
 ]
 
 
@@ -52,6 +62,9 @@ def named(name: str) -> dict[str, Any]:
         ('[{"name": "go", "parameters": {"to": [1, 2]}}]', True),
         ('[{"name":"go","parameters":{"to":[1,2]}},{"name":"stop","parameters":{}}]', True),
         ('[{"name": "turn", "parameters": {"by": 1.5}}]', True),
+        ('[{"name": "fold", "parameters": {"to": "x", "more": {"to": "y"}}}]', True),
+        ('[{"name": "fold", "parameters": {"to": [1, 2]}}]', False),
+        ('[{"name": "fold", "parameters": {"to": "x", "more": []}}]', False),
         ("[]", False),
         ('{"name": "stop", "parameters": {}}', False),
         ('[{"name": "fly", "parameters": {}}]', False),
@@ -88,6 +101,23 @@ def test_the_request_stays_as_it_is() -> None:
     assert chosen_tools(request)[0]["function"]["parameters"]["$defs"] == {"Point": POINT}
 
 
+def test_the_same_tool_twice_is_one() -> None:
+    request = ChatCompletionRequest(messages=[], tools=[*TOOLS, *TOOLS], tool_choice="required")
+    assert len(chosen_tools(request)) == 2 * len(TOOLS), "the template shows what came"
+    params = forced_calls(request)
+    assert params is not None
+    assert accepts(params, '[{"name": "stop", "parameters": {}}]')
+
+
+def test_a_type_need_not_be_said() -> None:
+    function = {"name": "go"}
+    request = ChatCompletionRequest(
+        messages=[], tools=[{"function": function}], tool_choice={"function": function}
+    )
+    assert chosen_tools(request) == [{"type": "function", "function": function}]
+    assert forced_calls(request) is not None
+
+
 @pytest.mark.parametrize("choice", [None, "auto", "none"])
 def test_nothing_is_forced(choice: str | None) -> None:
     request = ChatCompletionRequest(messages=[], tools=TOOLS, tool_choice=choice)
@@ -103,6 +133,8 @@ def test_nothing_is_forced(choice: str | None) -> None:
         (tool(""), "tools[1].function.name='' must be a text, and not empty"),
         ({"type": "function", "function": {}}, "name=None must be a text"),
         ({"type": "function", "function": {"name": "f", "parameters": 5}}, "a JSON schema"),
+        (tool("f" * 257), "tools[1].function.name has 257 characters; at most 256"),
+        (tool("stop", {}), "tools[0] and tools[1] differ, and both are named 'stop'"),
     ],
 )
 def test_malformed_tools(wrong: dict[str, Any], says: str) -> None:

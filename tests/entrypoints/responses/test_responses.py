@@ -238,8 +238,9 @@ async def test_the_number_of_input_tokens() -> None:
             reply = await s.post("/v1/responses/input_tokens", fields)
             assert (reply.status, param) in ((200, None), (400, param)), reply.body
             assert param is None or reply.error["param"] == param
-        reply = await s.post("/v1/responses/input_tokens", said("x", previous_response_id="no"))
-        assert reply.status == 404
+        for path in ("/v1/responses", "/v1/responses/input_tokens"):
+            reply = await s.post(path, said("x", previous_response_id="no"))
+            assert (reply.status, reply.error["param"]) == (404, "previous_response_id")
 
 
 async def test_logprobs() -> None:
@@ -466,7 +467,10 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
         "needs include",
         "top_logprobs",
     ),
-    ({"max_output_tokens": 0}, "at least 1", "max_output_tokens"),
+    *(
+        ({"max_output_tokens": most}, words, "max_output_tokens")
+        for most, words in ((0, "at least 1"), (5000, "more than max_model_len"), (2**40, "in 1"))
+    ),
     ({"background": True, "store": False}, "store=true", "store"),
     ({"truncation": "auto"}, "truncation", "truncation"),
     ({"conversation": "c"}, "not supported", "conversation"),

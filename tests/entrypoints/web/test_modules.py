@@ -261,3 +261,19 @@ def test_a_small_probability_has_the_last_colour(page: Any) -> None:
 def test_an_unknown_word_is_an_error(page: Any) -> None:
     body = "(() => { try { return m.t('no.such.words') } catch (e) { return e.message } })()"
     assert "no.such.words" in module(page, "i18n", body)
+
+
+def test_the_cursor_is_where_the_text_goes_on(page: Any) -> None:
+    body = """(async () => {
+        const { renderMarkdown } = await import(new URL('./markdown.js', script));
+        return m.placeOfWriting(renderMarkdown(argument, m.codeBlock).at(-1)).outerHTML;
+    })()"""
+    for text, place in (
+        ("one *two*", "<p>one <em>two</em></p>"),
+        ("a `b`", "<p>a <code>b</code></p>"),
+        ("```py\nx = ", "<code>x = </code>"),
+        ("- a\n- b\n  - c", "<li>c</li>"),
+        ("> a", "<p>a</p>"),
+        ("---", "<hr>"),
+    ):
+        assert module(page, "transcript", body, text) == place

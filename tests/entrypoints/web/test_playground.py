@@ -296,6 +296,19 @@ def test_without_a_mouse(page: Any) -> None:
     assert order.index("prompt") < order.index("send") < order.index("p-system")
 
 
+ROOM_FOR_A_MODEL = """(name) => {
+    const picker = document.querySelector("#model");
+    const probe = picker.cloneNode(true);
+    probe.options[0].text = name;
+    probe.style.cssText = "position: absolute; width: max-content; max-width: none";
+    picker.after(probe);
+    const room = picker.offsetWidth - probe.offsetWidth;
+    probe.remove();
+    return room;
+}"""
+"""Pixels of the picker that such a name leaves."""
+
+
 def test_languages_themes_and_a_phone(chromium: Any, server: Running) -> None:
     with page_of(
         chromium, f"{server.url}/", language="zh-CN", theme="dark", width=360, height=700
@@ -305,6 +318,7 @@ def test_languages_themes_and_a_phone(chromium: Any, server: Running) -> None:
         assert page.title() == "Octavo · 对话"
         ask(page, f"SAY:{ANSWER}")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        assert page.evaluate(ROOM_FOR_A_MODEL, "smollm2-135m") >= 0, "the model's name is cut"
         assert page.locator("#parameters").is_hidden()
         page.click("header [aria-controls=parameters]")
         assert page.locator("#p-temperature").is_visible()

@@ -22,7 +22,7 @@ const SHAPES = {
   plus: "M12 5v14M5 12h14",
   more: "M5 12h.01M12 12h.01M19 12h.01",
   send: "M12 19V5M6 11l6-6 6 6",
-  stop: "M7 7h10v10H7z",
+  stop: "M6 6h12v12H6z",
   copy: "M9 9h10v11H9zM5 15V4h10",
   again: "M20 11a8 8 0 1 0-2.3 6.3M20 5v6h-6",
   edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",

@@ -22,6 +22,11 @@ export function codeBlock(code, name) {
   );
 }
 
+/** Where a last block's text goes on: in code, in the last item or cell. */
+export function placeOfWriting(block) {
+  return [...block.querySelectorAll("pre > code, li, p, td")].at(-1) ?? block;
+}
+
 async function copyText(text, button) {
   try {
     await navigator.clipboard.writeText(text);
@@ -110,7 +115,7 @@ export class AnswerView {
     this.prose.replaceChildren(...nodes);
     this.prose.classList.toggle("cursor", isRunning && !message.content);
     const last = this.prose.lastElementChild;
-    if (isRunning && last) last.classList.add("cursor");
+    if (isRunning && last) placeOfWriting(last).classList.add("cursor");
     this.calls.replaceChildren(
       ...(message.toolCalls ?? []).map((c) => this.#toolCall(c, isRunning)),
     );
