@@ -114,7 +114,7 @@ def _ending_rules(rules: dict[str, RuleNode]) -> set[str]:
 
 
 _COMMENT_OR_LITERAL = r"#[^\r\n]*|\"(?:[^\"\\\r\n]|\\.)*\"|\[(?:[^\]\\\r\n]|\\.)*\]"
-_UNIT = re.compile(rf"{_COMMENT_OR_LITERAL}|\s*[\r\n]\s*(?=\|)|(?<![\w-])start(?![\w-])")
+_UNIT = re.compile(rf"{_COMMENT_OR_LITERAL}|(?<!\s)\s+(?=\|)|(?<![\w-])start(?![\w-])")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([-^/.])|(.))")
 
 
@@ -135,6 +135,6 @@ def _plain_escape(escape: re.Match[str]) -> str:
     if hexadecimal is None and escape[4] is None:
         return escape[0]
     code = int(hexadecimal, 16) if hexadecimal else ord(escape[4])
-    if code > 0x7F and chr(code).isprintable():
-        return chr(code)
-    return f"\\x{code:02x}"
+    if 0xD800 <= code <= 0xDFFF:  # no character: the converter says so
+        return escape[0]
+    return chr(code) if code > 0x7F else f"\\x{code:02x}"

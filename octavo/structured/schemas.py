@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,7 @@ _FORMATS = frozenset(
     }
 )
 """JSON Schema 2020-12, validation, section 7.3."""
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]|\\[bB]")
 
 
 def ready_schema(schema: dict[str, Any]) -> dict[str, Any] | bool:
@@ -57,7 +59,7 @@ def _copied(schema: Any, judge: _Judge) -> Any:
     return {
         key: _copied(value, judge)
         for key, value in schema.items()
-        if not (is_schema and _says_nothing(key, value))
+        if not (is_schema and (_says_nothing(key, value) or _is_beyond(key, value, judge)))
     }
 
 
@@ -67,14 +69,24 @@ def _says_nothing(key: str, value: Any) -> bool:
     return any(type(value) is type(n) and value == n for n in _NEUTRAL.get(key, ()))
 
 
+def _is_beyond(key: str, value: Any, judge: _Judge) -> bool:
+    """Whether this is a pattern that cannot be, in a schema whose option is to leave such out."""
+    return judge.is_lenient and key == "pattern" and bool(_LOOK_AROUND.search(str(value)))
+
+
 class _Judge:
     """Which subschemas have a finite value. They are judged again and again until nothing changes:
-    a value is finite if it can be built of values that were found to be."""
+    a value is finite if it can be built of values that were found to be.
+
+    Attributes:
+        is_lenient: llguidance's option of the root: what cannot be bound is left out.
+    """
 
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
         self._open = {id(schema): schema for schema in reversed(list(subschemas(root)))}
         self._judged = frozenset(self._open)
+        self.is_lenient = _map(root.get("x-guidance")).get("lenient") is True
 
     def goes_on(self) -> bool:
         """Judge what is open once more; whether that found anything."""

@@ -120,3 +120,15 @@ def test_subschemas() -> None:
 def test_references(reference: Any, target: Any) -> None:
     root = {"a/b": [1, 2], "c~": 3}
     assert reference_target(root, reference) == (root if target == 0 else target)
+
+
+@pytest.mark.parametrize("pattern", ["^(?!foo).*$", "a(?<=b)", r"\bfoo\b"])
+def test_patterns_that_cannot_be_are_left_out_on_request(pattern: str) -> None:
+    schema = {"type": "array", "items": {"type": "string", "pattern": pattern}}
+    assert ready_schema(schema) == schema
+    options = {"x-guidance": {"lenient": True}}
+    assert ready_schema({**schema, **options}) == {
+        "type": "array",
+        "items": {"type": "string"},
+        **options,
+    }

@@ -30,16 +30,17 @@ class ReasoningFormat:
     close: tuple[str, ...]
     is_implied: bool = False
 
-    def begins(self, prompt: str, prefill: str = "") -> bool:
+    def begins(self, prompt: str, prefill: str = "", *, may_imply: bool = True) -> bool:
         """Whether the answer behind this prompt, or behind this beginning of itself, goes on with
-        reasoning."""
+        reasoning. `may_imply`: where nobody says so, `is_implied` counts."""
         if prefill:
             opened, closed = (
                 max(prefill.rfind(mark) for mark in marks) for marks in (self.open, self.close)
             )
             return opened > closed
         prompt = prompt.rstrip()
-        return prompt.endswith(self.open) or (self.is_implied and not prompt.endswith(self.close))
+        is_implied = may_imply and self.is_implied and not prompt.endswith(self.close)
+        return is_implied or prompt.endswith(self.open)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,10 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": ToolFormat(
         sections={"<tool_call>": _tool_call},
         signs=("<tool_call>",),
+    ),
+    "seed_oss": ToolFormat(
+        sections={"<seed:tool_call>": {ANY: partial(TaggedCalls, close="</seed:tool_call>")}},
+        signs=("<seed:tool_call>",),
     ),
     "mistral": ToolFormat(
         sections={
@@ -150,6 +155,12 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         sections={"functools": {"[": JsonCalls}},
         signs=("<|tool|>", "<|/tool|>"),
     ),
+    "lfm2": ToolFormat(
+        sections={
+            "<|tool_call_start|>": {"[": partial(PythonicCalls, close="<|tool_call_end|>")},
+        },
+        signs=("<|tool_call_start|>",),
+    ),
     "llama4_pythonic": ToolFormat(
         sections={
             "<|python_start|>": {"[": partial(PythonicCalls, close="<|python_end|>")},
@@ -166,6 +177,8 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     ),
     "pythonic": ToolFormat(sections={"": _python_list}),
 }
+TOOL_FORMATS["qwen3_xml"] = TOOL_FORMATS["qwen3_coder"]
+TOOL_FORMATS["llama4_json"] = TOOL_FORMATS["llama3_json"]
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     # The order is that of detection.

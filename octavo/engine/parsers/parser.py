@@ -36,6 +36,7 @@ def make_parser(
     tools: Iterable[Mapping[str, Any]] = (),
     prompt: str = "",
     prefill: str = "",
+    may_imply: bool = True,
     only_first: bool = False,
 ) -> OutputParser:
     """The parser of one answer.
@@ -45,6 +46,7 @@ def make_parser(
         tools: the request's tools, in OpenAI's shape. Without any, calls are not looked for.
         prompt: the prompt's text, or its end.
         prefill: the answer's own beginning, where the prompt has it.
+        may_imply: as of `ReasoningFormat.begins`.
         only_first: reasoning comes first, or not at all (a grammar binds what is behind it).
     """
     functions = functions_of(tools)
@@ -56,6 +58,7 @@ def make_parser(
         functions,
         prompt,
         prefill,
+        may_imply=may_imply,
         only_first=only_first,
     )
 
@@ -75,6 +78,7 @@ class MarkedParser:
         prompt: str = "",
         prefill: str = "",
         *,
+        may_imply: bool = True,
         only_first: bool = False,
     ) -> None:
         self._sections = dict(tool_format.sections) if tool_format else {}
@@ -89,7 +93,7 @@ class MarkedParser:
         self._gap = {True: "", False: ""}  # that at the end of reasoning, and of content
         self._has_told = {True: False, False: False}  # reasoning; content
         self._is_reasoning = reasoning_format is not None and reasoning_format.begins(
-            prompt, prefill
+            prompt, prefill, may_imply=may_imply
         )
         self._after_marker = self._is_reasoning and not prefill
         # Models open again what the prompt has opened.

@@ -22,7 +22,15 @@ class StorageFullError(APIError):
 
 class FileLostError(Exception):
     """A content that the database knows is not there, or not all of it: something else than Octavo
-    has removed it. Names the file."""
+    has removed it. Names the file.
+
+    Args:
+        param: field of the batch that has the file's id.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 def storage_error(error: OSError | sqlite3.Error) -> APIError:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
@@ -183,12 +185,23 @@ async def get_file_content(call: Call) -> Response:
     file = await service.call(lambda store: store.files.get(owner_of(call), file_id))
     path = await service.call(lambda store: store.files.path_of(file.id))
     try:
-        content = await asyncio.to_thread(path.open, "rb", 0)
-    except FileNotFoundError:  # it was deleted just now
-        raise APIError(404, f"there is no file {shown(file.id)}", param="id") from None
+        content = await asyncio.to_thread(_open_content, path, file.bytes)
     except OSError as error:
         raise storage_error(error) from None
     return FileContent(content, file.bytes, call.server.config.stall_timeout)
+
+
+def _open_content(path: Path, num_bytes: int) -> IO[bytes]:
+    """A file of so many bytes. Raises APIError 404: it was deleted just now, or something else has
+    removed it, or a part of it; OSError."""
+    try:
+        content = path.open("rb", 0)
+        if os.fstat(content.fileno()).st_size >= num_bytes:
+            return content
+        content.close()
+    except FileNotFoundError:
+        pass
+    raise APIError(404, f"the content of {path.name} is not there any more", param="id")
 
 
 class FileContent(Response):

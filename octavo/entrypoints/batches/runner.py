@@ -102,11 +102,12 @@ def _open(path: Path) -> IO[bytes]:
     try:
         return path.open("rb")
     except FileNotFoundError:
-        raise FileLostError(_lost_input(path)) from None
+        raise _lost_input(path) from None
 
 
-def _lost_input(path: Path) -> str:
-    return f"the content of the input file {path.name} is lost; upload it again, as a new batch"
+def _lost_input(path: Path) -> FileLostError:
+    message = f"the content of the input file {path.name} is lost; upload it again, as a new batch"
+    return FileLostError(message, "input_file_id")
 
 
 class BatchRun:
@@ -145,7 +146,7 @@ class BatchRun:
             reasons = [BatchError("storage_full", error.message)]
         except FileLostError as error:
             logger.error("%s failed: %s", job.id, error)
-            reasons = [BatchError("file_not_found", str(error))]
+            reasons = [BatchError("file_not_found", str(error), param=error.param)]
         except OSError as error:  # an input that cannot be read
             raise storage_error(error) from error
         except APIError:  # the store cannot be used now: whoever takes the batch up again may
@@ -203,7 +204,7 @@ class BatchRun:
                 if running.done():
                     running.result()
                     if self.num_left:
-                        raise FileLostError(_lost_input(path))
+                        raise _lost_input(path)
             finally:
                 running.cancel()
                 stopped.cancel()

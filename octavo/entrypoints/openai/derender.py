@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", ChatCompletionRequest, CompletionRequest)
 
+MAX_TOKENS = 1 << 18
+"""Of all answers of a request: to make their text holds the interpreter for microseconds each."""
+
 _ID = re.compile("[0-9]{1,9}")
 _ENDS = (None, "stop", "length", "repetition", "timeout")
 
@@ -162,12 +165,18 @@ async def _outputs(
             f"{shown(lengths)}: give the request as it was rendered",
             "prompt_tokens",
         )
-    for answer in answers:
-        _check(prepared, answer, field)
-    return [
-        await asyncio.to_thread(_output, prepared, i, answer, field)
-        for i, answer in enumerate(answers)
-    ]
+    num_tokens = sum(len(choice.token_ids) for answer in answers for choice in answer.choices)
+    if num_tokens > MAX_TOKENS:
+        raise bad_request(
+            f"{field} has {num_tokens} tokens; at most {MAX_TOKENS}: derender fewer prompts or "
+            "choices at once",
+            field,
+        )
+
+    def made() -> list[RequestOutput]:
+        return [_output(prepared, i, answer, field) for i, answer in enumerate(answers)]
+
+    return await asyncio.to_thread(made)
 
 
 def _check(prepared: PreparedRequest, answer: GenerateAnswer, field: str) -> None:
@@ -208,6 +217,7 @@ def _check(prepared: PreparedRequest, answer: GenerateAnswer, field: str) -> Non
 
 
 def _output(prepared: PreparedRequest, i: int, answer: GenerateAnswer, field: str) -> RequestOutput:
+    _check(prepared, answer, field)
     cached = 0
     if answer.usage is not UNSET and answer.usage is not None:
         cached = answer.usage.prompt_tokens_details.cached_tokens
@@ -224,13 +234,11 @@ def _output(prepared: PreparedRequest, i: int, answer: GenerateAnswer, field: st
 
 
 def _completion(prepared: PreparedRequest, i: int, choice: GenerateChoice) -> CompletionOutput:
-    tokenizer = prepared.model.engine.tokenizer
-    parser_of = None
+    tokenizer, request = prepared.model.engine.tokenizer, prepared.requests[i]
+    parser = None
     if prepared.parsing is not None:
-        parser_of = prepared.parsing.parser_for(prepared.prompts[i], tokenizer)
-    parser = None if parser_of is None else parser_of()
+        parser = prepared.parsing.parser_for(request.prompt_token_ids, tokenizer)()
     ends_by_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
-    request = prepared.requests[i]
     if isinstance(request, CheckedBeamSearch):
         piece = _of_beam(prepared, request, choice.token_ids, parser, ends_by_token=ends_by_token)
     else:
@@ -272,11 +280,12 @@ def _of_beam(
 
 def _position(entry: TokenLogprob, num_top: int) -> dict[int, Logprob]:
     """Log probabilities at a token: its own first; of the others those behind the `num_top` first
-    ones were listed, which have no rank."""
+    ones (-1: all have a rank) were listed, which have no rank."""
     own = token_id_of(entry.token)
     position = {own: Logprob(entry.logprob, num_top + 1)}
     for rank, top in enumerate(entry.top_logprobs, start=1):
-        position[token_id_of(top.token)] = Logprob(top.logprob, rank if rank <= num_top else None)
+        is_ranked = num_top < 0 or rank <= num_top
+        position[token_id_of(top.token)] = Logprob(top.logprob, rank if is_ranked else None)
     return position
 
 

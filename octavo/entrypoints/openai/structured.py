@@ -7,7 +7,7 @@ from typing import Any
 from octavo.contracts.structured_outputs import StructuredOutputsParams
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, GenerationRequest
-from octavo.entrypoints.openai.tool_choice import forced_calls
+from octavo.entrypoints.openai.tool_choice import forced_calls, leniently
 from octavo.errors import RequestError, shown
 
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
@@ -105,4 +105,6 @@ def _schema(value: Any) -> dict[str, Any]:
             "(text) and strict (true or false)"
         )
     schema: dict[str, Any] = given["schema"]
-    return schema
+    return (
+        leniently(schema) if given.get("strict") is False and isinstance(schema, dict) else schema
+    )

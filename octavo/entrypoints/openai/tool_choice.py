@@ -101,11 +101,14 @@ def forced_calls(request: ChatCompletionRequest) -> StructuredOutputsParams | No
         )
     name = forced_name(request)
     try:
+        functions = [tool["function"] for tool in tools]
         if name is None:
-            schema = _schema_of_calls(tools, one=request.parallel_tool_calls is False)
+            schema = _schema_of_calls(functions, one=request.parallel_tool_calls is False)
         else:
-            chosen = next(t["function"] for t in tools if t["function"]["name"] == name)
-            schema = _schema_of_arguments(chosen)
+            functions = [f for f in functions if f["name"] == name]
+            schema = _schema_of_arguments(functions[0])
+        if not any(function.get("strict") is True for function in functions):
+            schema = leniently(schema)
         return StructuredOutputsParams(json=schema)
     except RequestError as error:
         raise bad_request(f"tools: {error}", "tools") from None
@@ -117,12 +120,21 @@ def _schema_of_arguments(function: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", **(function.get("parameters") or {"properties": {}})}
 
 
-def _schema_of_calls(tools: list[dict[str, Any]], *, one: bool) -> dict[str, Any]:
+def leniently(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema as one that need not be kept to the last word: what of it cannot be bound by a
+    grammar is left out, and no error."""
+    options = schema.get("x-guidance", {})
+    if not isinstance(options, dict):
+        return schema  # which is refused
+    return {**schema, "x-guidance": {"lenient": True, **options}}
+
+
+def _schema_of_calls(functions: list[dict[str, Any]], *, one: bool) -> dict[str, Any]:
     """A list of calls. Each function's schema is a definition, and its references point there."""
-    functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+    by_name = {function["name"]: function for function in functions}
     definitions = {}
     calls = []
-    for i, (name, function) in enumerate(functions.items()):
+    for i, (name, function) in enumerate(by_name.items()):
         place = f"#/$defs/{i}"
         definitions[str(i)] = _with_references_in(place, _schema_of_arguments(function))
         calls.append(

@@ -268,6 +268,14 @@ CASES = {
         [PARIS, TIME],
         "I look.",
     ),
+    "seed": Case(
+        "seed_oss",
+        "So.\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
+        "<parameter=days>2</parameter>\n</function>\n</seed:tool_call>",
+        [PARIS],
+        "So.",
+    ),
+    "lfm2": Case("lfm2", "<|tool_call_start|>[get_time()]<|tool_call_end|>Now.", [TIME], "Now."),
     "harmony": Case(
         HARMONY,
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to="

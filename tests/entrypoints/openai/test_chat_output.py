@@ -279,27 +279,67 @@ async def test_reasoning_comes_in_front_of_what_a_grammar_binds(thought: str) ->
         assert "reasoning" not in choice["message"]
 
 
+async def test_texts_of_the_request_are_taken_apart_too() -> None:
+    """Such a grammar may say of itself where reasoning and calls are."""
+    said = f"<think>Hm.</think>\nSo:\n{HERMES}"
+    async with serving(reasoning_parser="qwen3", tool_call_parser="hermes") as s:
+        choice, _ = await both(s, said, structured_outputs={"choice": [said, "no"]})
+        message = choice["message"]
+        assert (message["reasoning"], message["content"]) == ("Hm.", "So:")
+        [(name, arguments)] = names_and_arguments(message["tool_calls"])
+        assert (name, json.loads(arguments)) == ("get_weather", PARIS)
+        assert choice["finish_reason"] == "tool_calls"
+
+
+THINKS = "{{ '</think>' }}"
+OFF = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
 @pytest.mark.parametrize(
-    ("opens", "fields", "marks"),
+    ("parser", "opens", "template", "fields", "marks"),
     [
-        ("", {}, ("<think>", "</think>")),
-        ("<think>\n", {}, (None, "</think>")),
-        ("<think>\n\n</think>\n\n", {}, (None, None)),
-        ("", {"structured_outputs": {"regex": "a", "reasoning_end_str": "!"}}, (None, "!")),
+        ("qwen3", "", THINKS, {}, ("<think>", "</think>")),
+        ("qwen3", "", "", {}, (None, None)),
+        ("qwen3", "", THINKS, OFF, (None, None)),
+        ("qwen3", "", THINKS, {"reasoning_effort": "none"}, (None, None)),
+        ("qwen3", "<think>\n", "", {}, (None, "</think>")),
+        ("qwen3", "<think>\n\n</think>\n\n", THINKS, {}, (None, None)),
+        ("deepseek_r1", "", THINKS, {}, (None, "</think>")),
+        ("deepseek_r1", "", "", {}, (None, None)),
+        ("deepseek_r1", "", THINKS, OFF, (None, None)),
+        ("qwen3", "", THINKS, {"regex": "a", "reasoning_end_str": "!"}, (None, "!")),
+        ("qwen3", "", THINKS, {"regex": "a"}, (None, None)),
+        ("qwen3", "<think>\n", "", {"grammar": 'start: "a"'}, (None, "</think>")),
+        ("qwen3", "<think>\n", "", {"choice": ["a</think>b"]}, (None, None)),
     ],
 )
 async def test_how_far_the_grammar_is_free(
-    opens: str, fields: dict[str, Any], marks: tuple[str | None, str | None]
+    parser: str,
+    opens: str,
+    template: str,
+    fields: dict[str, Any],
+    marks: tuple[str | None, str | None],
 ) -> None:
-    """As the template left it: the model may open reasoning, is in it, or is behind it."""
-    fields = fields or JSON_ONLY
-    async with serving(
-        FakeEngine(tokenizer=FakeTokenizer(opens=opens)), reasoning_parser="qwen3"
-    ) as s:
+    """As the template left it: the model may open reasoning, is in it, or is behind it. A model
+    whose template knows of none is not let begin any."""
+    if fields.keys() & {"regex", "grammar", "choice"}:
+        fields = {"structured_outputs": fields}
+    tokenizer = FakeTokenizer(opens=opens, chat_template_source=template)
+    async with serving(FakeEngine(tokenizer=tokenizer), reasoning_parser=parser) as s:
         body = {"messages": [{"role": "user", "content": "SAY:x"}], "max_tokens": 3, **fields}
+        if "structured_outputs" not in fields:
+            body |= JSON_ONLY
         rendered = (await s.post("/v1/chat/completions/render", body)).json
         wanted = rendered["sampling_params"]["structured_outputs"]
         assert (wanted.get("reasoning_start_str"), wanted.get("reasoning_end_str")) == marks
+
+
+@pytest.mark.parametrize("fields", [OFF, {"reasoning_effort": "none"}, JSON_ONLY])
+async def test_no_reasoning_where_there_cannot_be_any(fields: dict[str, Any]) -> None:
+    """vllm#19222: an answer that does not reason is content, with deepseek_r1 too."""
+    async with serving(reasoning_parser="deepseek_r1") as s:
+        choice, _ = await both(s, "{}", **{"tools": None, **fields})
+        assert choice["message"]["content"] == "{}"
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,15 @@ def of(**fields: Any) -> Any:
             ("json", "{}"),
         ),
         (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"strict": False, "schema": {"x-guidance": {"a": 1}}},
+                }
+            },
+            ("json", '{"x-guidance": {"lenient": true, "a": 1}}'),
+        ),
+        (
             {"response_format": {"type": "structural_tag", **TAG}},
             ("structural_tag", json.dumps({"type": "structural_tag", **TAG})),
         ),

@@ -9,6 +9,7 @@ import pytest
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 from octavo.entrypoints.openai.tool_choice import chosen_tools, forced_calls
+from octavo.structured.backend import GrammarError
 from tests.structured.lab import accepts
 
 POINT = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
@@ -99,6 +100,33 @@ def test_the_request_stays_as_it_is() -> None:
     request = ChatCompletionRequest(messages=[], tools=TOOLS, tool_choice="required")
     forced_calls(request)
     assert chosen_tools(request)[0]["function"]["parameters"]["$defs"] == {"Point": POINT}
+
+
+@pytest.mark.parametrize("choice", ["required", named("tag")])
+def test_what_cannot_be_bound_is_an_error_where_the_function_is_strict(choice: Any) -> None:
+    """vllm#16880: a tool whose schema has keywords that no grammar knows is called all the same."""
+    words = {
+        "type": "array",
+        "items": {"type": "string", "pattern": "^(?!x).$"},
+        "uniqueItems": True,
+    }
+    schema = {"type": "object", "properties": {"words": words}, "required": ["words"]}
+    arguments = '{"words": ["x", "x"]}'
+    said = arguments if choice != "required" else f'[{{"name": "tag", "parameters": {arguments}}}]'
+    for strict in (None, False, True):
+        function = {"name": "tag", "parameters": schema, "strict": strict}
+        params = forced_calls(
+            ChatCompletionRequest(
+                messages=[], tools=[{"type": "function", "function": function}], tool_choice=choice
+            )
+        )
+        assert params is not None
+        if strict:
+            with pytest.raises(GrammarError):
+                accepts(params, said)
+        else:
+            assert accepts(params, said)
+            assert not accepts(params, said.replace("words", "word"))
 
 
 def test_the_same_tool_twice_is_one() -> None:
