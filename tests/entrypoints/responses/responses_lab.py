@@ -6,6 +6,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
+from octavo.entrypoints.responses.protocol import Response
 from tests.entrypoints.openai.harness import MODEL
 
 
@@ -69,3 +70,28 @@ def check_events(events: list[Any]) -> None:
                 assert (event.arguments if "arguments" in kind else event.text) == text
     assert open_item is None
     assert [i.model_dump() for i in done] == [i.model_dump() for i in last.output]
+
+
+def empty_response(response_id: str, status: str) -> Response:
+    """One that has said nothing."""
+    return Response(
+        id=response_id,
+        created_at=0,
+        status=status,
+        background=False,
+        instructions=None,
+        max_output_tokens=None,
+        metadata={},
+        model="m",
+        output=[],
+        parallel_tool_calls=True,
+        previous_response_id=None,
+        reasoning={},
+        store=True,
+        temperature=1.0,
+        text={},
+        tool_choice="auto",
+        tools=[],
+        top_logprobs=0,
+        top_p=1.0,
+    )
