@@ -112,9 +112,6 @@ VLLM_SERVER_OPTIONS: dict[str, VllmOption] = {
     "log_config_file": VllmOption((), "log_level and log_format say how"),
     "enable_log_outputs": VllmOption((False,), "what a model wrote is never logged"),
     "enable_request_id_headers": VllmOption((True,), "x-request-id is always there"),
-    "enable_force_include_usage": VllmOption(
-        (False,), "a request's field stream_options.include_usage says so"
-    ),
     "exclude_tools_when_tool_choice_none": VllmOption(
         (True,), "tool_choice none always keeps tools from the template"
     ),

@@ -32,10 +32,12 @@ class GrammarSource(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         kind: the language: a JSON schema with llguidance's options under "x-guidance", a regular
             expression, llguidance's Lark, or GBNF (llama.cpp's EBNF).
+        prefix: llguidance's Lark with a rule `prefix`, which is what comes first; "": nothing.
     """
 
     kind: GrammarKind
     text: str
+    prefix: str = ""
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -44,7 +46,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     Attributes:
         json: a JSON schema, as a dict or as JSON text.
         regex: a regular expression that matches the whole output (Rust's syntax: linear time, no
-            look-around, no back-references).
+            look-around but look-ahead at the beginning, no back-references).
         choice: the output is one of these texts.
         grammar: a context-free grammar: llguidance's Lark, or GBNF (rules with ::=).
         json_object: True: any JSON object.
@@ -55,6 +57,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             where it does not say otherwise.
         whitespace_pattern: a regular expression for white space between the parts of JSON; without
             it, a space, or a new line and up to 15 spaces or tabs.
+        reasoning_end_str: reasoning comes first, which may be any text, up to this mark.
+        reasoning_start_str: with it there need not be any; what there is begins with this mark.
     """
 
     json: str | dict[str, Any] | None = None
@@ -66,6 +70,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    reasoning_end_str: str | None = None
+    reasoning_start_str: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.choice, (tuple, set, frozenset)):
@@ -79,12 +85,17 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name in ("disable_any_whitespace", "disable_additional_properties", "json_object"):
             if not isinstance(getattr(self, name), (bool, type(None))):
                 raise _error(f"{name}={shown(getattr(self, name))} must be true or false")
-        for name in ("regex", "grammar", "whitespace_pattern"):
+        marks = ("reasoning_end_str", "reasoning_start_str")
+        for name in ("regex", "grammar", "whitespace_pattern", *marks):
             _check_text(name, getattr(self, name), optional=True)
+        if self.reasoning_start_str is not None and self.reasoning_end_str is None:
+            raise _error("reasoning_start_str needs reasoning_end_str, the mark of its end")
         self._check_options(given[0])
         for name in ("json", "structural_tag"):
             if getattr(self, name) is not None:
                 setattr(self, name, _json_text(name, getattr(self, name)))
+        if self.json is not None:
+            _check_schema(self.json)
         if self.choice is not None:
             self._check_choice(self.choice)
 
@@ -115,6 +126,16 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             _check_text("choice", text)
         if sum(map(len, choice)) > MAX_GRAMMAR_CHARS:
             raise _error(f"choice has more than {MAX_GRAMMAR_CHARS} characters")
+
+
+def _check_schema(text: Any) -> None:
+    """Refuse OpenAI's envelope of a schema, which as a schema would allow anything."""
+    keys = set(json.loads(text)) if text not in ("true", "false") else set()
+    if "schema" in keys and keys <= {"name", "description", "schema", "strict"}:
+        raise _error(
+            f"json has the fields {', '.join(sorted(keys))}: that is what response_format holds; "
+            "give the schema in it"
+        )
 
 
 def _error(message: str) -> RequestError:

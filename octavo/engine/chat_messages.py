@@ -9,7 +9,8 @@ from typing import Any
 from octavo.errors import RequestError, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-TEXT_PARTS = ("text", "input_text", "output_text")
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of parts that are text → their field that has it."""
 MAX_MESSAGES = 1 << 16
 MAX_CHARS = 1 << 24
 MAX_VALUES = 1 << 18
@@ -35,6 +36,12 @@ def normal_messages(messages: Any) -> list[dict[str, Any]]:
     if len(messages) > MAX_MESSAGES:
         raise _error(f"there are {len(messages)} messages; {MAX_MESSAGES} are possible")
     return [_normal_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def developer_as_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages for a template that does not know OpenAI's newer name of the role `system`: it
+    would leave them out, or refuse them."""
+    return [{**m, "role": "system"} if m["role"] == "developer" else {**m} for m in messages]
 
 
 def normal_tools(tools: Any) -> list[dict[str, Any]] | None:
@@ -120,11 +127,12 @@ def _part(where: str, part: Any) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else part
-    if kind not in TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise _error(f"{where}: part of type {shown(kind)} is not supported; supported: text")
-    text = part.get("text")
+    field = TEXT_PARTS[kind]
+    text = part.get(field)
     if not isinstance(text, str):
-        raise _error(f"{where}: text={shown(text)} must be text")
+        raise _error(f"{where}: {field}={shown(text)} must be text")
     return text
 
 
@@ -147,7 +155,8 @@ def _arguments(where: str, arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        parsed = json.loads(arguments)
+        return {} if parsed is None else parsed
     except (ValueError, RecursionError) as error:
         raise _error(f"{where}: arguments are not valid JSON: {str(error)[:200]}") from None
 

@@ -167,7 +167,7 @@ class ManyCoresClient(AsyncCoreClient):
       request with `fork_of` goes where its parent went, whose blocks it shares.
     - `get_outputs` gives the outputs of one engine at a time; their `stats` are sums over all
       engines, `load` has each one's.
-    - `reset_prefix_cache` is True where it was for every engine.
+    - `reset_prefix_cache` is True where it was for every engine; `check_grammar` asks any of them.
     - They live and die together: one dead engine is the death of all.
     """
 

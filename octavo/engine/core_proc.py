@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast, get_args
+from typing import Annotated, cast, get_args
 
 import msgspec
 import zmq
@@ -265,7 +265,7 @@ class _GrammarArguments(msgspec.Struct):
 
     kind: GrammarKind
     text: str
-    first: list[int] | None = None
+    first: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]] | None = None
 
 
 def _vocabulary(start: wire.Start, vocab_size: int) -> Vocabulary:

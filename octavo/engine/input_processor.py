@@ -6,6 +6,7 @@ Everything that can be wrong with a request is found here, before the core hears
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -387,12 +388,18 @@ class InputProcessor:
         """What the core gets besides parameters and prompt. Raises RequestError."""
         params.check_vocabulary(self.vocab_size)
         wanted = params.structured_outputs
-        grammar = None if wanted is None else grammar_source(wanted)
+        grammar = None if wanted is None else grammar_source(wanted, self._mark_in_lark)
         check_stop_regexes(params.stop_regexes)
         check_logits_processors(params, self._logits_processors)
         bad_words = encode_bad_words(params.bad_words or (), self._tokenizer, self.vocab_size)
         thinking = self._thinking if params.thinking_token_budget is not None else None
         return Derived(grammar, bad_words, thinking)
+
+    def _mark_in_lark(self, mark: str) -> str:
+        """A mark of reasoning as llguidance's Lark has it: a special token is no text."""
+        ids = self._tokenizer.encode(mark, add_special_tokens=False)
+        is_special = len(ids) == 1 and ids[0] in self._tokenizer.all_special_ids
+        return f"<[{ids[0]}]>" if is_special else json.dumps(mark)
 
     def _complete(
         self, params: SamplingParams | PoolingParams, num_prompt_tokens: int

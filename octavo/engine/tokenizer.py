@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.config.sections import ModelConfig
 from octavo.engine.chat_messages import (
+    developer_as_system,
     last_content,
     map_strings,
     normal_messages,
@@ -197,6 +198,8 @@ class Tokenizer:
             )
         chat = {"messages": normal_messages(messages), "tools": normal_tools(tools), **kwargs}
         template = self._choose_template(chat["tools"], chat_template)
+        if "developer" not in template.source:
+            chat["messages"] = developer_as_system(chat["messages"])
         texts = chain.from_iterable(strings_in(value, name) for name, value in chat.items())
         marker = self._special.marker(chain(texts, [template.source]))
         marked = {name: map_strings(value, marker.mark) for name, value in chat.items()}

@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from octavo.contracts.structured_outputs import GrammarSource
-
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
@@ -20,8 +18,8 @@ Only what is used is ever touched."""
 
 _MAX_ERROR_CHARS = 400
 _PLAIN = {
-    "NoExtensionBias": "nothing can begin a text of it; a schema or a rule that refers to itself "
-    "alone has none",
+    "NoExtensionBias": "nothing can begin a text of it; a rule that refers to itself alone has "
+    "none",
 }
 """llguidance's words for programmers."""
 
@@ -30,29 +28,8 @@ class GrammarError(Exception):
     """A grammar cannot be used; the text says why."""
 
 
-def native_text(source: GrammarSource) -> str:
-    """The grammar in one of the languages that llguidance's core reads.
-
-    Raises:
-        GrammarError: GBNF with a syntax error.
-    """
-    from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import any_to_lark
-
-    if source.kind == "json":
-        return f'{{"grammars": [{{"json_schema": {source.text}}}]}}'
-    if source.kind == "regex":
-        return LLMatcher.grammar_from_regex(source.text)
-    if source.kind == "gbnf":
-        try:
-            return any_to_lark(source.text)
-        except Exception as error:  # the converter's own class, or what its recursion meets
-            raise GrammarError(clean_error(str(error))) from None
-    return source.text
-
-
 def compile_text(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-    """A matcher of what `native_text` gave, at its start. Releases the GIL.
+    """A matcher of what `native.native_text` gave, at its start. Releases the GIL.
 
     Raises:
         GrammarError: it is wrong, not supported, or over a limit.

@@ -107,7 +107,7 @@ class StructuredOutputs(SchedulerHook):
         """What is wrong with a grammar, "" if nothing; None while it is compiled.
 
         Args:
-            first: tokens with which its texts may begin; None: any.
+            first: tokens with which its texts may begin, those of the vocabulary; None: any.
         """
         compiled = self._compiler.result(source)
         if compiled is None:
@@ -118,6 +118,7 @@ class StructuredOutputs(SchedulerHook):
             row = np.zeros(self._num_words, dtype=np.int32)
             _fill(compiled.matcher.deep_copy(), row)
             ids = np.array(first, dtype=np.int64)
+            ids = ids[ids < self._num_words * _WORD]
             if not (row.view(np.uint32)[ids // _WORD] >> (ids % _WORD).astype(np.uint32) & 1).any():
                 return CONTRADICTION
         return ""

@@ -25,10 +25,10 @@ from octavo.contracts.structured_outputs import GrammarSource
 from octavo.structured.backend import (
     GrammarError,
     compile_text,
-    native_text,
     run_when_idle,
     start_compile_thread,
 )
+from octavo.structured.native import native_text
 from octavo.structured.vocabulary import Vocabulary, sparse_tokenizer
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 from octavo.contracts.structured_outputs import (
@@ -12,33 +12,45 @@ from octavo.contracts.structured_outputs import (
     StructuredOutputsParams,
 )
 from octavo.errors import RequestError, shown
+from octavo.structured.subschemas import subschemas
+from octavo.structured.tags import quoted, tags_grammar
 
 DEFAULT_WHITESPACE = r"( |\r?\n[ \t]{0,15})"
 """White space between the parts of JSON: a space, or a new line and its indentation. JSON allows
 any amount, and a model may not find its way out of it."""
 
-# Keywords of JSON Schema with a schema, a list of schemas, or a map of schemas.
-_SCHEMA = (
-    "items",
-    "additionalProperties",
-    "contains",
-    "propertyNames",
-    "not",
-    "if",
-    "then",
-    "else",
-)
-_SCHEMAS = ("prefixItems", "allOf", "anyOf", "oneOf")
-_SCHEMA_MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 
-
-def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
+def grammar_source(
+    params: StructuredOutputsParams, mark_of: Callable[[str], str] = json.dumps
+) -> GrammarSource:
     """The grammar that a request asks for.
+
+    Args:
+        mark_of: how a mark of reasoning is written in Lark: text, or a special token.
 
     Raises:
         RequestError: a structural tag or a schema's x-guidance is malformed. Whether a grammar can
             be used is found out when it is compiled.
     """
+    source = _source(params)
+    if params.reasoning_end_str is None:
+        return source
+    prefix = _reasoning(mark_of(params.reasoning_end_str))
+    if params.reasoning_start_str is not None:
+        prefix = f"prefix: ({mark_of(params.reasoning_start_str)} reasoning)?\n{prefix}"
+    else:
+        prefix = f"prefix: reasoning\n{prefix}"
+    return GrammarSource(source.kind, source.text, prefix)
+
+
+def _reasoning(end: str) -> str:
+    """Lark of any text up to a mark, with white space behind it."""
+    ends = end.startswith("<")  # a special token, which is no text
+    text = f"thought: ANY {end}" if ends else f"thought[lazy]: ANY {end}"
+    return f"reasoning: thought WHITE?\n{text}\nANY: /(.|\\n)*/\nWHITE: /[ \\t\\r\\n]{{1,8}}/"
+
+
+def _source(params: StructuredOutputsParams) -> GrammarSource:
     if params.json is not None:
         assert isinstance(params.json, str), "checking it made it text"
         return GrammarSource("json", _with_options(json.loads(params.json), params))
@@ -48,18 +60,21 @@ def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
         return GrammarSource("regex", params.regex)
     if params.choice is not None:
         # One lexeme: alternatives of a rule would be an item each, of which a row has few.
-        texts = " | ".join(map(_quoted, params.choice))
+        texts = " | ".join(map(quoted, params.choice))
         return GrammarSource("lark", f"start: CHOICE\nCHOICE: {texts}")
     if params.grammar is not None:
         return GrammarSource("gbnf" if "::=" in params.grammar else "lark", params.grammar)
     assert isinstance(params.structural_tag, str), "checking it made it text"
-    return GrammarSource("lark", _tags_grammar(json.loads(params.structural_tag)))
+    options = {"whitespace_pattern": DEFAULT_WHITESPACE}
+    return GrammarSource("lark", tags_grammar(json.loads(params.structural_tag), options))
 
 
 def _with_options(schema: Any, params: StructuredOutputsParams) -> str:
     """The schema with llguidance's options."""
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
+    if schema is False:
+        raise RequestError("the schema is false, which nothing satisfies", param=GRAMMAR_PARAM)
+    if schema is True:
+        schema = {}
     if params.disable_additional_properties:
         _close_objects(schema)
     options: dict[str, Any] = {"whitespace_pattern": DEFAULT_WHITESPACE}
@@ -78,68 +93,6 @@ def _with_options(schema: Any, params: StructuredOutputsParams) -> str:
 
 def _close_objects(schema: Any) -> None:
     """Say additionalProperties: false in every schema that names properties and does not say."""
-    todo = [schema]
-    while todo:
-        item = todo.pop()
-        if not isinstance(item, dict):
-            continue
+    for item in subschemas(schema):
         if "properties" in item or "patternProperties" in item:
             item.setdefault("additionalProperties", False)
-        todo += [item[k] for k in _SCHEMA if k in item]
-        todo += [s for k in _SCHEMAS if isinstance(item.get(k), list) for s in item[k]]
-        todo += [s for k in _SCHEMA_MAPS if isinstance(item.get(k), dict) for s in item[k].values()]
-
-
-def _tags_grammar(tag: Mapping[str, Any]) -> str:
-    """A Lark grammar of free text in which every trigger begins a structure.
-
-    Lexemes marked lazy end where they first can, so that a trigger cannot pass as free text
-    (llguidance, docs/toolcalls.md).
-    """
-    unknown = set(tag) - {"type", "structures", "triggers"}
-    structures, triggers = tag.get("structures"), tag.get("triggers")
-    if unknown or tag.get("type", "structural_tag") != "structural_tag":
-        raise _tag_error(f"has {shown(sorted(map(str, unknown or tag)))}")
-    if not isinstance(structures, list) or not structures:
-        raise _tag_error(f"has structures={shown(structures)}")
-    if not isinstance(triggers, list) or not all(isinstance(t, str) and t for t in triggers):
-        raise _tag_error(f"has triggers={shown(triggers)}")
-    rules = []
-    for i, structure in enumerate(structures):
-        begin, schema, end = _parts(structure)
-        trigger = next((t for t in triggers if begin.startswith(t)), None)
-        if trigger is None:
-            raise _tag_error(f"has a structure that begins with {shown(begin)}, no trigger")
-        rest = _quoted(begin[len(trigger) :]) if begin != trigger else ""
-        options = {"whitespace_pattern": DEFAULT_WHITESPACE}
-        body = json.dumps({"x-guidance": options, **schema})
-        rules.append(f"trigger_{i}[lazy]: TEXT {_quoted(trigger)}")
-        rules.append(f"tag_{i}: trigger_{i} {rest} %json {body} {_quoted(end) if end else ''}")
-    tags = " | ".join(f"tag_{i}" for i in range(len(structures)))
-    return "\n".join([f"start: ({tags})* text", "text: TEXT", r"TEXT: /(.|\n)*/", *rules])
-
-
-def _parts(structure: Any) -> tuple[str, dict[str, Any], str]:
-    """begin, schema and end of a structure."""
-    if not isinstance(structure, dict) or set(structure) != {"begin", "schema", "end"}:
-        raise _tag_error(f"has the structure {shown(structure)}")
-    begin, schema, end = (structure[k] for k in ("begin", "schema", "end"))
-    if not (isinstance(begin, str) and begin and isinstance(end, str)):
-        raise _tag_error(f"has a structure from {shown(begin)} to {shown(end)}")
-    if not isinstance(schema, dict):
-        raise _tag_error(f"has the schema {shown(schema)}")
-    return begin, schema, end
-
-
-def _tag_error(what: str) -> RequestError:
-    return RequestError(
-        f"structural_tag {what}; it must be "
-        '{"type": "structural_tag", "structures": [{"begin": text, "schema": object, "end": text}, '
-        '…], "triggers": [text, …]}, every begin starting with a trigger',
-        param=GRAMMAR_PARAM,
-    )
-
-
-def _quoted(text: str) -> str:
-    """A literal in Lark: a JSON string, in ASCII because a raw control character is an error."""
-    return json.dumps(text)

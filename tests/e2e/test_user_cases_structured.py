@@ -216,3 +216,19 @@ def test_case_22_white_space_ends(smollm2: LLM) -> None:
     compact = _white_numbers(smollm2, disable_any_whitespace=True)
     assert compact.finish_reason == "stop"
     assert not re.search(r"\s", compact.text)
+
+
+def test_reasoning_is_free_and_what_follows_is_not(smollm2: LLM) -> None:
+    """vllm#12619: the grammar binds what is behind the reasoning's end mark."""
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=64,
+        thinking_token_budget=8,
+        structured_outputs=StructuredOutputsParams(json=NUMBER, reasoning_end_str="</think>"),
+    )
+    (output,) = smollm2.generate("Name a number.\n<think>", params, use_tqdm=False)
+    thought, end, answer = output.outputs[0].text.partition("</think>")
+    assert end
+    assert thought
+    assert not thought.lstrip().startswith("{")
+    jsonschema.validate(json.loads(answer), NUMBER)

@@ -32,9 +32,10 @@ def test_content_becomes_text() -> None:
         {"role": "tool", "content": None, "tool_call_id": "2"},
         {"role": "assistant"},
         {"role": "user", "content": ""},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
     ]
     contents = [m["content"] for m in normal_messages(messages)]
-    assert contents == ["S", "Hello\nWorld\n!", "", "", "", "", ""]
+    assert contents == ["S", "Hello\nWorld\n!", "", "", "", "", "", "No."]
 
 
 def test_null_is_absent() -> None:
@@ -47,7 +48,14 @@ def test_null_is_absent() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "parsed"),
-    [('{"a": [1, "x"]}', {"a": [1, "x"]}), ("", {}), (None, {}), ({"a": 1}, {"a": 1}), ("5", 5)],
+    [
+        ('{"a": [1, "x"]}', {"a": [1, "x"]}),
+        ("", {}),
+        (None, {}),
+        ("null", {}),
+        ({"a": 1}, {"a": 1}),
+        ("5", 5),
+    ],
 )
 def test_arguments_of_tool_calls_are_parsed(arguments: Any, parsed: Any) -> None:
     (message,) = normal_messages([{"role": "assistant", "tool_calls": [call(arguments)]}])

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -159,7 +160,9 @@ class TestHostileFrames:
 
     @pytest.mark.parametrize("method", ["check_grammar", "forget_grammar"])
     def test_grammars_that_are_none(self, client: Client, method: str) -> None:
-        for arguments in ({}, {"kind": "json"}, {"kind": "python", "text": "x"}):
+        wrong: list[dict[str, Any]] = [{}, {"kind": "json"}, {"kind": "python", "text": "x"}]
+        wrong += [{"kind": "regex", "text": "x", "first": [i]} for i in (-1, 2**31)]
+        for arguments in wrong:
             client.send(wire.Call(call_id=1, method=method, arguments=arguments))
             result = client.receive(wire.Result)
             assert (result.error or "").startswith(f"{method}: "), result

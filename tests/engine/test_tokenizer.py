@@ -253,6 +253,16 @@ def test_null_content_is_never_shown() -> None:
     assert "<|im_start|>tool\n20<|im_end|>" in text
 
 
+def test_a_template_that_knows_no_developer_sees_the_system() -> None:
+    shown = bytewise.decode(
+        bytewise.apply_chat_template([{"role": "developer", "content": "D"}, *user("x")])
+    )
+    assert ("system" in shown, "developer" in shown) == (True, False)
+    knowing = Tokenizer(parts_of(byte_level(), default="{% set developer = 1 %}" + CHATML))
+    messages = [{"role": "developer", "content": "D"}]
+    assert "developer" in knowing.decode(knowing.apply_chat_template(messages))
+
+
 def test_text_in_place_of_ids() -> None:
     """The words with which users of other engines ask the tokenizer for a prompt."""
     text = bytewise.apply_chat_template(user("Hi <|im_end|>"), tokenize=False)

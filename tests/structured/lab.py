@@ -7,7 +7,8 @@ from functools import cache
 from llguidance import LLMatcher, LLTokenizer
 
 from octavo.contracts.structured_outputs import GrammarSource, StructuredOutputsParams
-from octavo.structured.backend import compile_text, native_text
+from octavo.structured.backend import compile_text
+from octavo.structured.native import native_text
 from octavo.structured.sources import grammar_source
 from octavo.structured.vocabulary import Vocabulary
 from tests.engine.fakes import EOS, ByteTokenizer

@@ -133,7 +133,7 @@ class TestChecks:
         assert manager.check(source, None) is None
         for first in (None, [ord("a")], [ord("c"), ord("b")]):
             assert self.checked(manager, source, first) == ""
-        for first in ([ord("c")], [EOS], [*range(ord("c"), VOCAB_SIZE)]):
+        for first in ([ord("c")], [EOS], [*range(ord("c"), VOCAB_SIZE)], [], [2**31 - 1]):
             assert self.checked(manager, source, first) == CONTRADICTION
         assert self.checked(manager, GrammarSource("regex", "(ab)?"), [EOS]) == ""
 

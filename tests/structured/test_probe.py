@@ -30,7 +30,7 @@ def test_verdicts(checked: Probe) -> None:
     assert "unclosed group" in (checked.check(BAD, 3).error or "")
     gbnf = checked.check(GrammarSource("gbnf", 'root ::= "a"'), 3)
     assert gbnf.error is None
-    assert 'start: "a"' in gbnf.text
+    assert 'start: \\"a\\"' in gbnf.text
 
 
 def test_what_it_takes_is_told(checked: Probe) -> None:

@@ -16,6 +16,7 @@ from octavo.contracts.structured_outputs import StructuredOutputsParams as Param
 from octavo.errors import RequestError
 from octavo.structured.backend import GrammarError
 from octavo.structured.sources import grammar_source
+from tests.engine.fakes import IM_END
 from tests.structured.lab import accepts, follows, matcher_of
 
 ONE_INTEGER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -207,3 +208,50 @@ class TestStructuralTag:
         with pytest.raises(RequestError, match="structural_tag has") as caught:
             grammar_source(Params(structural_tag=self.tag(**changes)))
         assert caught.value.param == "structured_outputs"
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"json": {"const": 7}},
+        {"regex": "7"},
+        {"choice": ["7"]},
+        {"grammar": 'root ::= "7"'},
+        {"grammar": 'start: "7"'},
+        {
+            "structural_tag": {
+                "structures": [{"begin": "[", "schema": {"const": 7}, "end": "]"}],
+                "triggers": ["["],
+            }
+        },
+    ],
+)
+def test_reasoning_comes_first(wanted: dict[str, Any]) -> None:
+    """vllm#12619: a grammar binds what is behind the reasoning."""
+    is_free = "structural_tag" in wanted
+    body = "[7]" if is_free else "7"
+    opened = Params(**wanted, reasoning_end_str="</think>")
+    for thought in ("", "3 + 4 < 8, </thin, \n{7}"):
+        for gap in ("", "\n\n"):
+            assert accepts(opened, f"{thought}</think>{gap}{body}")
+    assert not accepts(opened, "3 + 4")
+    assert accepts(opened, f"{body}</think>") == is_free
+    maybe = Params(**wanted, reasoning_end_str="</think>", reasoning_start_str="<think>")
+    assert accepts(maybe, f"<think>hm</think>{body}")
+    assert accepts(maybe, body)
+    assert accepts(maybe, f"hm</think>{body}") == is_free
+
+
+def test_marks_that_are_special_tokens() -> None:
+    params = Params(regex="7", reasoning_end_str="<|im_end|>")
+    source = grammar_source(params, lambda mark: f"<[{IM_END}]>")
+    matcher = matcher_of(source)
+    assert follows(matcher, [*b"hm <|im_end|> hm", IM_END, *b"7"])
+    assert matcher.is_accepting()
+
+
+def test_marks_must_make_sense() -> None:
+    with pytest.raises(RequestError, match="needs reasoning_end_str"):
+        Params(regex="7", reasoning_start_str="<think>")
+    with pytest.raises(RequestError, match="not empty"):
+        Params(regex="7", reasoning_end_str="")

@@ -1,14 +1,15 @@
-"""Parsers of answers that a grammar has made to be calls (`tool_choice` required, or a name)."""
+"""Parsers of answers that a grammar has made to be calls (`tool_choice` required, or a name), with
+reasoning in front of them or not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from octavo.contracts.answer_events import CallArguments, CallBegin, Event
+from octavo.contracts.answer_events import CallArguments, CallBegin, Content, Event, joined
 from octavo.engine.parsers.formats import ToolFormat
-from octavo.engine.parsers.parser import MarkedParser, functions_of
-from octavo.engine.parsers.sections import JsonCalls
+from octavo.engine.parsers.json_calls import JsonCalls
+from octavo.engine.parsers.parser import MarkedParser, OutputParser, functions_of
 
 _LIST_OF_CALLS = ToolFormat(sections={"": {"[": JsonCalls}})
 
@@ -34,3 +35,22 @@ class NamedCallParser:
 
     def finish(self) -> list[Event]:
         return []
+
+
+class BehindReasoning:
+    """Two parsers: what is content to the first one is the second one's answer."""
+
+    def __init__(self, reasoning: OutputParser, behind: OutputParser) -> None:
+        self._reasoning, self._behind = reasoning, behind
+
+    def feed(self, text: str) -> list[Event]:
+        return self._passed_on(self._reasoning.feed(text))
+
+    def finish(self) -> list[Event]:
+        return joined([*self._passed_on(self._reasoning.finish()), *self._behind.finish()])
+
+    def _passed_on(self, events: Iterable[Event]) -> list[Event]:
+        told: list[Event] = []
+        for event in events:
+            told += self._behind.feed(event.text) if isinstance(event, Content) else [event]
+        return told

@@ -7,14 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from octavo.engine.parsers.harmony import HARMONY_MARKERS
-from octavo.engine.parsers.sections import (
-    JsonCalls,
-    NamedCalls,
-    PythonicCalls,
-    Section,
-    SectionStart,
-    TaggedCalls,
-)
+from octavo.engine.parsers.json_calls import JsonCalls, NamedCalls
+from octavo.engine.parsers.sections import PythonicCalls, Section, SectionStart
+from octavo.engine.parsers.tagged_calls import TaggedCalls, TaggedFunction
 
 SectionOf = Callable[[SectionStart], Section]
 ANY = ""
@@ -23,10 +18,29 @@ ANY = ""
 @dataclass(frozen=True, kw_only=True)
 class ReasoningFormat:
     """Reasoning stands between two markers. Where the prompt ends with the first one (the template
-    opened it), the answer begins with reasoning."""
+    opened it), the answer begins with reasoning.
 
-    open: str
-    close: str
+    Attributes:
+        open, close: spellings of the markers; the first ones are those of the templates.
+        is_implied: the answer begins with reasoning even where the prompt does not end with a
+            marker, as models do whose template should have opened it.
+    """
+
+    open: tuple[str, ...]
+    close: tuple[str, ...]
+    is_implied: bool = False
+
+    def begins(self, prompt: str, prefill: str = "", *, may_imply: bool = True) -> bool:
+        """Whether the answer behind this prompt, or behind this beginning of itself, goes on with
+        reasoning. `may_imply`: where nobody says so, `is_implied` counts."""
+        if prefill:
+            opened, closed = (
+                max(prefill.rfind(mark) for mark in marks) for marks in (self.open, self.close)
+            )
+            return opened > closed
+        prompt = prompt.rstrip()
+        is_implied = may_imply and self.is_implied and not prompt.endswith(self.close)
+        return is_implied or prompt.endswith(self.open)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,23 +60,49 @@ class ToolFormat:
 
 _named = partial(NamedCalls, separator="{")
 _python_list = {"[": PythonicCalls}
+_tagged = partial(TaggedCalls, close="</tool_call>")
+_tool_call: dict[str, SectionOf] = {
+    "<": _tagged,
+    ANY: partial(JsonCalls, close="</tool_call>"),
+}
+_llama_json = {c: partial(JsonCalls, separators=";,") for c in "{["}
+
+
+def _kimi(word: str) -> dict[str, Mapping[str, SectionOf]]:
+    section = partial(
+        NamedCalls,
+        begin="<|tool_call_begin|>",
+        separator="<|tool_call_argument_begin|>",
+        name=r"(?:functions\.)?(.+?)(?::\d+)?",
+        ignored=("<|tool_call_end|>",),
+        close=f"<|{word}_section_end|>",
+    )
+    return {f"<|{word}_section_begin|>": {ANY: section}}
+
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
     # The order is that of detection: what contains another's signs comes first.
     "qwen3_coder": ToolFormat(
-        sections={"<tool_call>": {ANY: partial(TaggedCalls, close="</tool_call>")}},
+        sections={
+            "<tool_call>": _tool_call,
+            "<function=": {ANY: partial(TaggedFunction, close="</tool_call>")},
+        },
         signs=("<tool_call>", "<function="),
     ),
     "hermes": ToolFormat(
-        sections={"<tool_call>": {ANY: partial(JsonCalls, close="</tool_call>")}},
+        sections={"<tool_call>": _tool_call},
         signs=("<tool_call>",),
+    ),
+    "seed_oss": ToolFormat(
+        sections={"<seed:tool_call>": {ANY: partial(TaggedCalls, close="</seed:tool_call>")}},
+        signs=("<seed:tool_call>",),
     ),
     "mistral": ToolFormat(
         sections={
             "[TOOL_CALLS]": {
                 "[": JsonCalls,
                 "{": JsonCalls,
-                ANY: partial(_named, name=r"(.+?)(?:\[ARGS\])?"),
+                ANY: partial(_named, name=r"(.+?)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?"),
             }
         },
         signs=("[TOOL_CALLS]",),
@@ -96,22 +136,15 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         signs=("<｜tool▁calls▁begin｜>",),
     ),
     "kimi_k2": ToolFormat(
-        sections={
-            "<|tool_calls_section_begin|>": {
-                ANY: partial(
-                    NamedCalls,
-                    begin="<|tool_call_begin|>",
-                    separator="<|tool_call_argument_begin|>",
-                    name=r"(?:functions\.)?(.+?)(?::\d+)?",
-                    ignored=("<|tool_call_end|>",),
-                    close="<|tool_calls_section_end|>",
-                )
-            }
-        },
+        sections={**_kimi("tool_calls"), **_kimi("tool_call")},
         signs=("<|tool_calls_section_begin|>",),
     ),
     "granite": ToolFormat(
-        sections={"<|tool_call|>": {ANY: JsonCalls}},
+        sections={
+            "<|tool_call|>": {ANY: JsonCalls},
+            "<tool_call>": {ANY: partial(JsonCalls, close="</tool_call>")},
+            "": {"[": JsonCalls},
+        },
         signs=("<|tool_call|>",),
     ),
     "jamba": ToolFormat(
@@ -122,6 +155,12 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         sections={"functools": {"[": JsonCalls}},
         signs=("<|tool|>", "<|/tool|>"),
     ),
+    "lfm2": ToolFormat(
+        sections={
+            "<|tool_call_start|>": {"[": partial(PythonicCalls, close="<|tool_call_end|>")},
+        },
+        signs=("<|tool_call_start|>",),
+    ),
     "llama4_pythonic": ToolFormat(
         sections={
             "<|python_start|>": {"[": partial(PythonicCalls, close="<|python_end|>")},
@@ -131,20 +170,26 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     ),
     "llama3_json": ToolFormat(
         sections={
-            "<|python_tag|>": {"{": partial(JsonCalls, separators=";")},
-            "": {"{": partial(JsonCalls, separators=";")},
+            "<|python_tag|>": _llama_json,
+            "": _llama_json,
         },
         signs=("<|python_tag|>",),
     ),
     "pythonic": ToolFormat(sections={"": _python_list}),
 }
+TOOL_FORMATS["qwen3_xml"] = TOOL_FORMATS["qwen3_coder"]
+TOOL_FORMATS["llama4_json"] = TOOL_FORMATS["llama3_json"]
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
-    "deepseek_r1": ReasoningFormat(open="<think>", close="</think>"),
-    "qwen3": ReasoningFormat(open="<think>", close="</think>"),
-    "granite": ReasoningFormat(open="Here is my thought process:", close="Here is my response:"),
-    "mistral": ReasoningFormat(open="[THINK]", close="[/THINK]"),
-    "seed_oss": ReasoningFormat(open="<seed:think>", close="</seed:think>"),
+    # The order is that of detection.
+    "qwen3": ReasoningFormat(open=("<think>",), close=("</think>",)),
+    "deepseek_r1": ReasoningFormat(open=("<think>",), close=("</think>",), is_implied=True),
+    "granite": ReasoningFormat(
+        open=("Here is my thought process:", "Here's my thought process:"),
+        close=("Here is my response:", "Here's my response:"),
+    ),
+    "mistral": ReasoningFormat(open=("[THINK]",), close=("[/THINK]",)),
+    "seed_oss": ReasoningFormat(open=("<seed:think>",), close=("</seed:think>",)),
 }
 
 HARMONY = "openai"
@@ -165,14 +210,14 @@ def marker_texts(tool_format: str | None, reasoning_format: str | None) -> list[
     texts: list[str] = []
     if reasoning_format is not None:
         reasoning = REASONING_FORMATS[reasoning_format]
-        texts += [reasoning.open, reasoning.close]
+        texts += [*reasoning.open, *reasoning.close]
     if tool_format is not None:
         for marker, ways in TOOL_FORMATS[tool_format].sections.items():
             texts.append(marker)
             for section_of in ways.values():
                 options = section_of.keywords if isinstance(section_of, partial) else {}
                 for value in options.values():
-                    texts += [value] if isinstance(value, str) else value
+                    texts += (value,) if isinstance(value, str) else value
     return [text.replace("\\", "") for text in texts]  # names are regular expressions
 
 
@@ -191,6 +236,6 @@ def detect_reasoning_format(chat_template: str) -> str | None:
     if "<|channel|>" in chat_template:
         return HARMONY
     for name, form in REASONING_FORMATS.items():
-        if form.close in chat_template:
+        if form.close[0] in chat_template:
             return name
     return None

@@ -35,6 +35,9 @@ def make_parser(
     reasoning_format: str | None,
     tools: Iterable[Mapping[str, Any]] = (),
     prompt: str = "",
+    prefill: str = "",
+    may_imply: bool = True,
+    only_first: bool = False,
 ) -> OutputParser:
     """The parser of one answer.
 
@@ -42,22 +45,29 @@ def make_parser(
         tool_format, reasoning_format: names of the tables in `formats`; None: not looked for.
         tools: the request's tools, in OpenAI's shape. Without any, calls are not looked for.
         prompt: the prompt's text, or its end.
+        prefill: the answer's own beginning, where the prompt has it.
+        may_imply: as of `ReasoningFormat.begins`.
+        only_first: reasoning comes first, or not at all (a grammar binds what is behind it).
     """
-    if HARMONY in (tool_format, reasoning_format):
-        return HarmonyParser()
     functions = functions_of(tools)
+    if HARMONY in (tool_format, reasoning_format):
+        return HarmonyParser(functions)
     return MarkedParser(
         TOOL_FORMATS[tool_format] if tool_format and functions else None,
         REASONING_FORMATS[reasoning_format] if reasoning_format else None,
         functions,
         prompt,
+        prefill,
+        may_imply=may_imply,
+        only_first=only_first,
     )
 
 
 class MarkedParser:
     """Answers in which markers set reasoning and calls apart.
 
-    White space around markers is not told: it is the template's, not the answer's.
+    White space around markers is the template's, not the answer's: it is told only where it stands
+    between two stretches of content, or of reasoning.
     """
 
     def __init__(
@@ -66,17 +76,28 @@ class MarkedParser:
         reasoning_format: ReasoningFormat | None,
         functions: Mapping[str, Mapping[str, Any]],
         prompt: str = "",
+        prefill: str = "",
+        *,
+        may_imply: bool = True,
+        only_first: bool = False,
     ) -> None:
         self._sections = dict(tool_format.sections) if tool_format else {}
         self._bare = self._sections.pop("", None)
         self._reasoning = reasoning_format
+        self._opening_marks = list(reasoning_format.open) if reasoning_format else []
+        self._only_first = only_first
         self._functions = functions
         self._buffer = ""
         self._held = ""  # white space that is told with the text behind it
-        self._after_marker = False
-        self._is_reasoning = bool(
-            reasoning_format and prompt.rstrip().endswith(reasoning_format.open)
+        self._lead = ""  # white space behind the last marker
+        self._gap = {True: "", False: ""}  # that at the end of reasoning, and of content
+        self._has_told = {True: False, False: False}  # reasoning; content
+        self._is_reasoning = reasoning_format is not None and reasoning_format.begins(
+            prompt, prefill, may_imply=may_imply
         )
+        self._after_marker = self._is_reasoning and not prefill
+        # Models open again what the prompt has opened.
+        self._awaits_mark = self._after_marker or (only_first and not self._is_reasoning)
         self._opening: str | None = None  # a section's marker; its first character is awaited
         self._section: Section | None = None
         self._num_calls = 0
@@ -119,6 +140,8 @@ class MarkedParser:
             if self._choose(self._bare, self._buffer) is not None:
                 self._opening = ""
                 return True
+        if self._awaits_mark and not self._take_first_mark():
+            return False
         markers = self._markers()
         at, marker = first_marker(self._buffer, markers)
         if marker:
@@ -131,34 +154,66 @@ class MarkedParser:
         self._buffer = self._buffer[certain:]
         return False
 
+    def _take_first_mark(self) -> bool:
+        """Take the mark that opens reasoning from the beginning, if it is there; False where more
+        is needed to tell whether it is."""
+        text = self._buffer.lstrip()
+        mark = next((m for m in self._opening_marks if text.startswith(m)), "")
+        if not mark and any(m.startswith(text) for m in self._opening_marks):
+            return False
+        self._awaits_mark = False
+        if mark:
+            self._buffer = text[len(mark) :]
+            self._is_reasoning = self._after_marker = True
+        if self._only_first:
+            self._opening_marks = []
+        return True
+
     def _markers(self) -> list[str]:
         if self._is_reasoning and self._reasoning:
-            return [self._reasoning.close]
-        opening = [self._reasoning.open] if self._reasoning else []
-        return opening + list(self._sections)
+            return list(self._reasoning.close)
+        return [*self._opening_marks, *self._sections]
 
     def _pass(self, marker: str) -> None:
         """A marker stood here."""
-        if self._reasoning and marker in (self._reasoning.open, self._reasoning.close):
-            self._is_reasoning = marker == self._reasoning.open
-            self._held, self._after_marker = "", True
+        if self._reasoning and marker in (*self._reasoning.open, *self._reasoning.close):
+            self._leave()
+            self._after_marker = True
+            self._is_reasoning = marker in self._reasoning.open
         else:
             self._opening = marker
+
+    def _leave(self) -> None:
+        """A stretch of text is over: keep the white space at its end."""
+        self._gap[self._is_reasoning] += self._held
+        self._held = self._lead = ""
 
     def _tell(self, text: str, events: list[Event]) -> None:
         """Tell text, but for the white space at its end, which a marker may follow."""
         if self._after_marker:
-            text = text.lstrip()
+            behind = text.lstrip()
+            self._lead += text[: len(text) - len(behind)]
+            if not behind:
+                return
+            if self._has_told[self._is_reasoning]:
+                self._held = self._gap[self._is_reasoning] or self._lead
+            self._gap[self._is_reasoning] = ""
+            self._after_marker = False
+            text = behind
         if not text:
             return
         text = self._held + text
         told = text.rstrip()
         self._held = text[len(told) :]
         if told:
-            self._after_marker = False
-            events.append(self._event(told))
+            self._say(self._event(told), events)
             if not self._is_reasoning:
                 self._bare = None  # an answer that began with text is text
+
+    def _say(self, event: Event, events: list[Event]) -> None:
+        events.append(event)
+        if isinstance(event, (Content, Reasoning)):
+            self._has_told[isinstance(event, Reasoning)] = True
 
     # ------------------------------------------------------------------ calls
 
@@ -171,8 +226,8 @@ class MarkedParser:
         self._opening = None
         self._bare = None
         if section_of is None:
-            events.append(Content(self._held + marker))
-            self._after_marker = False
+            self._say(Content(self._held + marker), events)
+            self._after_marker, self._held = False, ""
         else:
             self._section = section_of(
                 SectionStart(
@@ -182,7 +237,6 @@ class MarkedParser:
                     parameters=self._functions,
                 )
             )
-        self._held = ""
         return True
 
     @staticmethod
@@ -192,13 +246,18 @@ class MarkedParser:
 
     def _in_section(self, section: Section, events: list[Event]) -> bool:
         """Give the section its text; False where it goes on."""
-        told = section.feed(self._buffer)
+        for event in section.feed(self._buffer):
+            self._say(event, events)
         self._buffer = section.rest or ""
-        events += told
         if section.rest is None:
             return False
-        ends_with_content = bool(told) and isinstance(told[-1], Content) and told[-1].text != ""
-        self._after_marker = section.index > self._num_calls and not ends_with_content
+        has_calls = section.index > self._num_calls
+        if has_calls:
+            self._leave()
+        # White space behind what was none of the calls is content's own.
+        ends_with_content = bool(events) and isinstance(events[-1], Content) and events[-1].text
+        self._after_marker = has_calls and not ends_with_content
+        self._held = ""
         self._num_calls = section.index
         self._section = None
         return True

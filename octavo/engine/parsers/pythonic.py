@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from typing import Any
 
 MAX_DEPTH = 64
 """Deepest nesting of brackets."""
 _NAMES = {"true": True, "false": False, "null": None}
 _CLOSER = {"(": ")", "[": "]", "{": "}"}
+_KEY = re.compile(r"[\w.-]+")
+_LINE_ENDS = {"\n": "\\n", "\r": "\\r"}
+_ESCAPES = "\n\\'\"abfnrtv01234567xNuU"
+"""What may stand behind a backslash; before anything else it is itself."""
 
 
 class PythonicError(ValueError):
@@ -17,53 +22,92 @@ class PythonicError(ValueError):
 
 
 class CallScanner:
-    """Finds the end of a call in text that comes in pieces: the parenthesis that closes it."""
+    """Takes a call apart in text that comes in pieces, up to the parenthesis that closes it.
+
+    Python's grammar is asked for values alone: parameters may have the names of its keywords
+    (`from=1`), functions any, and line feeds may stand within quotes.
+    """
 
     def __init__(self) -> None:
+        self._name = ""
+        self._arguments: list[str] = []
+        self._argument = ""
         self._closers: list[str] = []
         self._quote = ""
         self._escaped = False
 
     def feed(self, char: str) -> bool:
         """Take one character; True at the end of the call. Raises PythonicError."""
+        if not self._closers:
+            self._in_name(char)
+            return False
         if self._quote:
-            if self._escaped:
-                self._escaped = False
-            elif char == "\\":
-                self._escaped = True
-            elif char == self._quote:
-                self._quote = ""
-        elif char in "'\"":
+            self._in_quote(char)
+            return False
+        if char in "'\"":
             self._quote = char
         elif char in _CLOSER:
-            self._closers.append(_CLOSER[char])
-            if len(self._closers) > MAX_DEPTH:
-                raise PythonicError(f"brackets nested deeper than {MAX_DEPTH}")
+            self._open(char)
         elif char in ")]}":
-            if not self._closers or self._closers.pop() != char:
+            if self._closers.pop() != char:
                 raise PythonicError(char)
-            return not self._closers
-        elif not self._closers and not (char.isidentifier() or char.isdigit() or char == "."):
-            raise PythonicError(char)
+            if not self._closers:
+                return True
+        elif char == "," and len(self._closers) == 1:
+            self._arguments.append(self._argument)
+            self._argument = ""
+            return False
+        self._argument += char
         return False
 
+    def call(self) -> tuple[str, str]:
+        """Name and arguments (JSON text), at the end of the call. Raises PythonicError."""
+        arguments = [*self._arguments]
+        if self._argument.strip():  # else there are none, or a comma is behind the last one
+            arguments.append(self._argument)
+        values = {}
+        for argument in arguments:
+            key, is_named, text = argument.partition("=")
+            if not is_named or not _KEY.fullmatch(key.strip()):
+                raise PythonicError(argument)
+            values[key.strip()] = parse_value(text)
+        return self._name.strip(), json.dumps(values, ensure_ascii=False)
 
-def parse_call(text: str) -> tuple[str, str]:
-    """Name and arguments (JSON text) of one call. Raises PythonicError."""
+    def _in_name(self, char: str) -> None:
+        if char == "(":
+            self._open(char)
+        elif char in "<>{}[]),'\"=\n":
+            raise PythonicError(char)
+        else:
+            self._name += char
+
+    def _in_quote(self, char: str) -> None:
+        if self._escaped:
+            self._escaped = False
+            if char not in _ESCAPES:
+                self._argument += "\\"
+        elif char == "\\":
+            self._escaped = True
+        elif char == self._quote:
+            self._quote = ""
+        else:
+            char = _LINE_ENDS.get(char, char)
+        self._argument += char
+
+    def _open(self, char: str) -> None:
+        if len(self._closers) == MAX_DEPTH:
+            raise PythonicError(f"brackets nested deeper than {MAX_DEPTH}")
+        self._closers.append(_CLOSER[char])
+
+
+def parse_value(text: str) -> Any:
+    """The value of a literal in Python's syntax, such as JSON has. Raises PythonicError."""
     try:
-        call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            raise PythonicError(text)
-        arguments = {_keyword(k): _value(k.value) for k in call.keywords}
-        return ast.unparse(call.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        value = _value(ast.parse(text.strip(), mode="eval").body)
+        json.dumps(value, allow_nan=False)
+        return value
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
         raise PythonicError(text) from e
-
-
-def _keyword(keyword: ast.keyword) -> str:
-    if keyword.arg is None:
-        raise PythonicError("**")
-    return keyword.arg
 
 
 def _value(node: ast.expr) -> Any:

@@ -52,6 +52,7 @@ def chat_request(request: CountTokensRequest) -> ChatCompletionRequest:
         chat.top_p = request.top_p
         chat.top_k = request.top_k
         chat.cache_salt = request.cache_salt
+        chat.vllm_xargs = request.vllm_xargs
     return chat
 
 
@@ -65,7 +66,7 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
     for i, message in enumerate(request.messages):
         where = f"messages[{i}]"
         role = message.get("role")
-        if role not in _OF_ROLE:
+        if not isinstance(role, str) or role not in _OF_ROLE:
             raise bad_request(
                 f"{where}.role={shown(role)} must be one of {', '.join(_OF_ROLE)}", "messages"
             )
@@ -213,7 +214,7 @@ def _tool_choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
     if kind == "tool":
         name = _string("tool_choice", choice, "name", "tool_choice")
         return {"type": "function", "function": {"name": name}}, parallel
-    if kind not in _CHOICES or choice.get("name") is not None:
+    if not isinstance(kind, str) or kind not in _CHOICES or choice.get("name") is not None:
         raise bad_request(
             f"tool_choice={shown(choice)} must be of the type auto, any or none, or of the type "
             "tool with a name",
@@ -228,7 +229,7 @@ def _thinking(thinking: Mapping[str, Any] | None) -> tuple[bool | None, bool, in
         return None, False, None
     kind = thinking.get("type")
     known = {"enabled": {"budget_tokens", "display"}, "adaptive": {"display"}, "disabled": set()}
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise bad_request(
             f"thinking.type={shown(kind)} must be enabled, adaptive or disabled", "thinking"
         )

@@ -46,6 +46,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         stop_sequences: where the text ends.
         cache_salt: cached prefixes are shared only within one salt.
         metadata: the caller's own label, `user_id`.
+        vllm_xargs: for logits processors, as in a chat.
     """
 
     max_tokens: int
@@ -56,6 +57,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_k: int | None = None
     cache_salt: str | None = None
     metadata: Annotated[dict[str, str | None], Meta(max_length=MAX_LABELS)] | None = None
+    vllm_xargs: Annotated[dict[str, Any], Meta(max_length=MAX_LABELS)] | None = None
 
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -71,6 +73,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     ),
     "diagnostics": (),
     "inference_geo": (),
+    "kv_transfer_params": (),
     "mcp_servers": ([],),
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),

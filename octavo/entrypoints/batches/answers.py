@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.contracts.messages import ServiceClass
 from octavo.entrypoints.batches.line_runner import NotNowError
-from octavo.entrypoints.openai import chat, completions, embeddings
+from octavo.entrypoints.openai import chat, completions, embeddings, scoring
 from octavo.entrypoints.openai.endpoint import Call
 from octavo.entrypoints.openai.errors import APIError, as_api_error, bad_request
 from octavo.entrypoints.openai.record import RequestRecord
@@ -24,11 +24,16 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+_PATHS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
+    *("/v1/score", "/v1/rerank"),
+)
+_MODULES = (chat, completions, embeddings, responses, scoring)
 
 ENDPOINTS: dict[str, APIRoute] = {
     route.path: route
-    for route in (*chat.ROUTES, *completions.ROUTES, *embeddings.ROUTES, *responses.ROUTES)
+    for module in _MODULES
+    for route in module.ROUTES
     if route.path in _PATHS and route.method == "POST"
 }
 """Those that a batch may be for."""

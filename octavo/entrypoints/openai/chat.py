@@ -27,7 +27,6 @@ from octavo.entrypoints.openai.generation import (
     UsageCounter,
     begin,
     progress_of,
-    stream_options,
     usage_of,
 )
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -205,7 +204,7 @@ class Chat:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The stream, an output's events together."""
         generation = self.generation
-        include_usage, continuous = stream_options(self.request)
+        include_usage, continuous = generation.stream_options(self.request)
         counter = UsageCounter(generation.prompts)
         chunk = ChatChunk(
             id=generation.public_id,

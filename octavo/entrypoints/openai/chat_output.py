@@ -8,11 +8,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import msgspec
 from msgspec import UNSET
 
 from octavo.contracts.answer_events import CallArguments, CallBegin, Content, Event, Reasoning
-from octavo.engine.parsers.forced import NamedCallParser, required_calls_parser
+from octavo.engine.chat_messages import normal_messages
+from octavo.engine.parsers.forced import (
+    BehindReasoning,
+    NamedCallParser,
+    required_calls_parser,
+)
 from octavo.engine.parsers.formats import (
+    REASONING_FORMATS,
+    ReasoningFormat,
     detect_reasoning_format,
     detect_tool_format,
     marker_texts,
@@ -29,9 +37,10 @@ from octavo.entrypoints.openai.answers import (
 from octavo.entrypoints.openai.config import NO_PARSER, ServerConfig
 from octavo.entrypoints.openai.structured import structured_outputs
 from octavo.entrypoints.openai.tool_choice import chosen_tools, forced_calls, forced_name
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
+    from octavo.contracts.structured_outputs import StructuredOutputsParams
     from octavo.engine.output_processor import ParserOf
     from octavo.engine.tokenizer import Tokenizer
     from octavo.entrypoints.openai.protocol import ChatCompletionRequest
@@ -39,6 +48,8 @@ if TYPE_CHECKING:
 
 _PROMPT_END = 32
 """Tokens at the prompt's end in which a template may have opened the reasoning."""
+_IN_WORDS = ("choice", "regex", "grammar")
+"""Kinds of structured outputs in which a request says what the text is."""
 _MISTRAL_ID_LENGTH = 9  # its templates refuse others
 
 
@@ -106,6 +117,42 @@ class ToolCallCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReasoningInFront:
+    """Reasoning in front of what a grammar binds.
+
+    Attributes:
+        form: how the model marks it.
+        is_usual: the model's template knows these marks, and the request has not switched it off.
+        words: what the request says that the text is, where it does (`_IN_WORDS`); else None.
+        prefill: the answer's own beginning, where the prompt has it.
+    """
+
+    form: ReasoningFormat
+    is_usual: bool
+    words: str | None
+    prefill: str
+
+    @property
+    def is_said(self) -> bool:
+        """Whether the request's own words speak of the marks: it is their matter then."""
+        words = self.words or ""
+        return any(mark in words for mark in (*self.form.open, *self.form.close))
+
+    def marks(self, prompt_end: str) -> tuple[str | None, str | None]:
+        """Its marks: (None, end) if the answer begins with it, (start, end) if it may, else
+        (None, None)."""
+        if self.is_said:
+            return None, None
+        form = self.form
+        if form.begins(prompt_end, self.prefill, may_imply=self.is_usual):
+            return None, form.close[0]
+        is_over = bool(self.prefill) or prompt_end.rstrip().endswith(form.close)
+        if is_over or not self.is_usual or self.words is not None:
+            return None, None
+        return form.open[0], form.close[0]
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnswerParsing:
     """How the answers of one request are taken apart.
 
@@ -117,6 +164,7 @@ class AnswerParsing:
         with_reasoning: reasoning is given.
         short_ids: ids of calls have `_MISTRAL_ID_LENGTH` characters.
         counts: what counts the calls; None: calls are not looked for.
+        in_front: the reasoning that may come in front of what a grammar binds.
     """
 
     parser_of: Callable[[str], OutputParser]
@@ -126,11 +174,22 @@ class AnswerParsing:
     with_reasoning: bool = True
     short_ids: bool = False
     counts: ToolCallCounts | None = None
+    in_front: ReasoningInFront | None = None
 
     def parser_for(self, prompt: Sequence[int], tokenizer: Tokenizer) -> ParserOf:
         """What makes the parser of an answer to this prompt."""
-        end = tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
-        return partial(self._new_parser, end)
+        return partial(self._new_parser, _end_of(prompt, tokenizer))
+
+    def behind_reasoning(
+        self, wanted: StructuredOutputsParams, prompt: Sequence[int], tokenizer: Tokenizer
+    ) -> StructuredOutputsParams:
+        """What the answer to this prompt must be, behind the reasoning that it may begin with."""
+        if self.in_front is None or wanted.reasoning_end_str is not None:
+            return wanted
+        start, end = self.in_front.marks(_end_of(prompt, tokenizer))
+        if end is None:
+            return wanted
+        return msgspec.structs.replace(wanted, reasoning_start_str=start, reasoning_end_str=end)
 
     def _new_parser(self, prompt_end: str) -> OutputParser:
         if self.counts is not None:
@@ -155,41 +214,90 @@ class AnswerParsing:
 
 
 def answer_parsing(request: ChatCompletionRequest, model: ServedModel) -> AnswerParsing | None:
-    """How the request's answers are taken apart; None: they are content as they are. So they are
-    where a grammar other than structural tags decides the text.
+    """How the request's answers are taken apart; None: they are content as they are. Where they are
+    JSON by a grammar, only reasoning in front of it is looked for.
 
     Raises:
         APIError, RequestError: tools, tool_choice or a grammar are wrong.
     """
     tools = chosen_tools(request)
-    one_call = request.parallel_tool_calls is False
     formats = model.formats
-    short_ids = formats.tool == "mistral"
-    if forced_calls(request) is not None:
-        name = forced_name(request)
-        return AnswerParsing(
-            parser_of=lambda _: (
-                required_calls_parser(tools) if name is None else NamedCallParser(name)
-            ),
-            is_named=name is not None,
-            one_call=one_call,
-            short_ids=short_ids,
-            counts=model.tool_calls,
-        )
+    prefill = _prefill(request)
+    forced = forced_calls(request) is not None
+    name = forced_name(request)
     grammar = structured_outputs(request)
-    tool = formats.tool if tools else None
-    if (grammar is not None and grammar.structural_tag is None) or not (tool or formats.reasoning):
+    is_json = grammar is not None and grammar.kind in ("json", "json_object")
+    may_think = not _switches_off(request)
+    in_front = None
+    if grammar is not None and formats.reasoning in REASONING_FORMATS:
+        form = REASONING_FORMATS[formats.reasoning]
+        template = request.chat_template or model.engine.tokenizer.chat_template_source
+        in_front = ReasoningInFront(
+            form=form,
+            is_usual=may_think and form.close[0] in template,
+            words=_words_of(grammar) if grammar.kind in _IN_WORDS else None,
+            prefill=prefill,
+        )
+    reasoning = None if is_json and in_front is None else formats.reasoning
+    tool = formats.tool if tools and not is_json else None
+    if not (forced or tool or reasoning):
         return None
+
+    def parser_of(prompt: str) -> OutputParser:
+        comes = in_front is None or in_front.is_said or in_front.marks(prompt)[1] is not None
+        parser = make_parser(
+            tool_format=tool,
+            reasoning_format=reasoning,
+            tools=tools,
+            prompt=prompt,
+            prefill=prefill,
+            may_imply=comes and may_think,
+            only_first=is_json,
+        )
+        if not forced:
+            return parser
+        calls = required_calls_parser(tools) if name is None else NamedCallParser(name)
+        return BehindReasoning(parser, calls) if reasoning else calls
+
     return AnswerParsing(
-        parser_of=lambda prompt: make_parser(
-            tool_format=tool, reasoning_format=formats.reasoning, tools=tools, prompt=prompt
-        ),
-        shown_special_token_ids=(formats.tool_ids if tool else ()) + formats.reasoning_ids,
-        one_call=one_call,
+        parser_of=parser_of,
+        shown_special_token_ids=(formats.tool_ids if tool else ())
+        + (formats.reasoning_ids if reasoning else ()),
+        is_named=forced and name is not None,
+        one_call=request.parallel_tool_calls is False,
         with_reasoning=request.include_reasoning is not False,
-        short_ids=short_ids,
-        counts=model.tool_calls if tool else None,
+        short_ids=formats.tool == "mistral",
+        counts=model.tool_calls if tool or forced else None,
+        in_front=in_front,
     )
+
+
+def _switches_off(request: ChatCompletionRequest) -> bool:
+    """Whether the request asks for no reasoning, by the names that templates have for it."""
+    options = request.chat_template_kwargs or {}
+    return request.reasoning_effort == "none" or any(
+        options.get(name) is False for name in ("enable_thinking", "thinking")
+    )
+
+
+def _prefill(request: ChatCompletionRequest) -> str:
+    """The text that the answer goes on with."""
+    if not request.continue_final_message:
+        return ""
+    try:
+        (last,) = normal_messages(request.messages[-1:])
+    except RequestError:  # which is said when all of them are rendered
+        return ""
+    content: str = last["content"]
+    return content
+
+
+def _words_of(wanted: StructuredOutputsParams) -> str:
+    return "\n".join(wanted.choice or (wanted.regex or wanted.grammar or "",))
+
+
+def _end_of(prompt: Sequence[int], tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
 
 
 class ChatOutput:

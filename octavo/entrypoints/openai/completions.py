@@ -19,7 +19,6 @@ from octavo.entrypoints.openai.generation import (
     UsageCounter,
     begin,
     progress_of,
-    stream_options,
     usage_of,
 )
 from octavo.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs
@@ -176,7 +175,7 @@ class TextCompletion:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The stream, an output's events together."""
-        include_usage, continuous = stream_options(self.request)
+        include_usage, continuous = self.generation.stream_options(self.request)
         counter = UsageCounter(self.generation.prompts, count_output=not self.prompt_only)
         chunk = self._body([], counter.usage if continuous else None if include_usage else UNSET)
         offsets: dict[int, TextOffsets] = {}

@@ -115,6 +115,9 @@ class ServerConfig:
     reasoning_parser: str | None = option(
         None, "format of the model's reasoning; none: not parsed; None: by the chat template"
     )
+    enable_force_include_usage: bool = option(
+        False, "streams end with their usage, whether they ask for it or not"
+    )
     server_dev_mode: bool = option(
         False,
         "routes that act on the whole server: pause, resume, abort_requests, reset_prefix_cache, "

@@ -5,6 +5,7 @@ request is checked and its prompts are read again, so that nothing is kept in be
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -23,7 +24,7 @@ from octavo.entrypoints.openai.answers import (
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.chat import chat_of, prepare_chat_completion
 from octavo.entrypoints.openai.completions import completion_of, prepare_completion
-from octavo.entrypoints.openai.errors import APIError, bad_request
+from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.generate import GenerateAnswer, GenerateChoice
 from octavo.entrypoints.openai.generation import Generation, skips_special_tokens
 from octavo.entrypoints.openai.logprobs import token_id_of
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", ChatCompletionRequest, CompletionRequest)
 
+MAX_TOKENS = 1 << 18
+"""Of all answers of a request: to make their text holds the interpreter for microseconds each."""
+
+_ID = re.compile("[0-9]{1,9}")
 _ENDS = (None, "stop", "length", "repetition", "timeout")
 
 
@@ -160,11 +165,18 @@ async def _outputs(
             f"{shown(lengths)}: give the request as it was rendered",
             "prompt_tokens",
         )
-    for answer in answers:
-        _check(prepared, answer, field)
-    return [
-        await asyncio.to_thread(_output, prepared, i, answer) for i, answer in enumerate(answers)
-    ]
+    num_tokens = sum(len(choice.token_ids) for answer in answers for choice in answer.choices)
+    if num_tokens > MAX_TOKENS:
+        raise bad_request(
+            f"{field} has {num_tokens} tokens; at most {MAX_TOKENS}: derender fewer prompts or "
+            "choices at once",
+            field,
+        )
+
+    def made() -> list[RequestOutput]:
+        return [_output(prepared, i, answer, field) for i, answer in enumerate(answers)]
+
+    return await asyncio.to_thread(made)
 
 
 def _check(prepared: PreparedRequest, answer: GenerateAnswer, field: str) -> None:
@@ -204,29 +216,29 @@ def _check(prepared: PreparedRequest, answer: GenerateAnswer, field: str) -> Non
                 )
 
 
-def _output(prepared: PreparedRequest, i: int, answer: GenerateAnswer) -> RequestOutput:
+def _output(prepared: PreparedRequest, i: int, answer: GenerateAnswer, field: str) -> RequestOutput:
+    _check(prepared, answer, field)
     cached = 0
     if answer.usage is not UNSET and answer.usage is not None:
         cached = answer.usage.prompt_tokens_details.cached_tokens
+    prompt = prepared.requests[i].prompt_token_ids
     return RequestOutput(
         request_id=answer.request_id,
         prompt=None,
-        prompt_token_ids=prepared.prompts[i],
+        prompt_token_ids=prompt,
         outputs=[_completion(prepared, i, choice) for choice in answer.choices],
         finished=True,
         num_cached_tokens=cached,
-        prompt_logprobs=_prompt_logprobs(answer.prompt_logprobs),
+        prompt_logprobs=_prompt_logprobs(answer.prompt_logprobs, prompt, field),
     )
 
 
 def _completion(prepared: PreparedRequest, i: int, choice: GenerateChoice) -> CompletionOutput:
-    tokenizer = prepared.model.engine.tokenizer
-    parser_of = None
+    tokenizer, request = prepared.model.engine.tokenizer, prepared.requests[i]
+    parser = None
     if prepared.parsing is not None:
-        parser_of = prepared.parsing.parser_for(prepared.prompts[i], tokenizer)
-    parser = None if parser_of is None else parser_of()
+        parser = prepared.parsing.parser_for(request.prompt_token_ids, tokenizer)()
     ends_by_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
-    request = prepared.requests[i]
     if isinstance(request, CheckedBeamSearch):
         piece = _of_beam(prepared, request, choice.token_ids, parser, ends_by_token=ends_by_token)
     else:
@@ -268,28 +280,34 @@ def _of_beam(
 
 def _position(entry: TokenLogprob, num_top: int) -> dict[int, Logprob]:
     """Log probabilities at a token: its own first; of the others those behind the `num_top` first
-    ones were listed, which have no rank."""
+    ones (-1: all have a rank) were listed, which have no rank."""
     own = token_id_of(entry.token)
     position = {own: Logprob(entry.logprob, num_top + 1)}
     for rank, top in enumerate(entry.top_logprobs, start=1):
-        position[token_id_of(top.token)] = Logprob(top.logprob, rank if rank <= num_top else None)
+        is_ranked = num_top < 0 or rank <= num_top
+        position[token_id_of(top.token)] = Logprob(top.logprob, rank if is_ranked else None)
     return position
 
 
 def _prompt_logprobs(
-    given: PromptLogprobs | UnsetType,
+    given: PromptLogprobs | UnsetType, prompt: list[int], field: str
 ) -> list[dict[int, Logprob] | None] | None:
+    """Log probabilities at every token of the prompt but the first, its own first."""
     if given is UNSET:
         return None
-    try:
-        return [
-            None
-            if position is None
-            else {int(i): Logprob(p.logprob, p.rank, p.decoded_token) for i, p in position.items()}
-            for position in given
-        ]
-    except ValueError:
-        raise APIError(400, "prompt_logprobs must be under token ids") from None
+    wrong = bad_request(f"{field} has prompt_logprobs of other tokens than the prompt's", field)
+    if len(given) != len(prompt) or given[0] is not None:
+        raise wrong
+    positions: list[dict[int, Logprob] | None] = [None]
+    for token_id, position in zip(prompt[1:], given[1:]):
+        own = str(token_id)
+        if position is None or own not in position or not all(map(_ID.fullmatch, position)):
+            raise wrong
+        ordered = {own: position[own], **position}
+        positions.append(
+            {int(i): Logprob(p.logprob, p.rank, p.decoded_token) for i, p in ordered.items()}
+        )
+    return positions
 
 
 ROUTES = (

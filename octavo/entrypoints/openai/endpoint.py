@@ -94,8 +94,10 @@ class Endpoint:
             server.in_flight += 1
             try:
                 body = b""
+                if route.request is not None:
+                    check_encoding(scope)
                 if route.takes_json:
-                    check_headers(scope)
+                    check_media_type(scope)
                     body = await self._read_body(scope, receive, ticket)
                 call = Call(
                     server=server,
@@ -183,12 +185,16 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-def check_headers(scope: Scope) -> None:
-    """Raise APIError 415 unless the body is plain JSON."""
+def check_encoding(scope: Scope) -> None:
+    """Raise APIError 415 for a compressed body."""
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() != b"identity":
+            raise APIError(415, "a compressed body is not supported; send it plain")
+
+
+def check_media_type(scope: Scope) -> None:
+    """Raise APIError 415 unless the body is JSON."""
     headers = dict(scope["headers"])
-    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
-    if encoding != b"identity":
-        raise APIError(415, "a compressed body is not supported; send it plain")
     media_type = headers.get(b"content-type", b"application/json").partition(b";")[0]
     media_type = media_type.strip().lower()
     if media_type != b"application/json" and not (

@@ -18,7 +18,6 @@ from octavo.entrypoints.openai.generation import (
     UsageCounter,
     begin,
     progress_of,
-    stream_options,
     usage_of,
 )
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -157,7 +156,7 @@ class _Answer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The stream, an output's news in one event."""
         generation = self._generation
-        include_usage, continuous = stream_options(self._fields)
+        include_usage, continuous = generation.stream_options(self._fields)
         counter = UsageCounter(generation.prompts)
         async with aclosing(generation.stream()) as outputs:
             async for i, output in outputs:

@@ -14,6 +14,7 @@ from octavo.contracts.messages import engine_request_ids
 from octavo.engine.beam_search import CheckedBeamSearch
 from octavo.entrypoints.openai.answers import Progress, PromptTokensDetails, Usage
 from octavo.entrypoints.openai.errors import APIError, aborted, bad_request, unavailable
+from octavo.entrypoints.openai.protocol import StreamOptions
 from octavo.entrypoints.openai.request_log import log_request
 
 if TYPE_CHECKING:
@@ -50,6 +51,13 @@ class Generation:
         self._ids = engine_ids
         self._service_class = call.service_class
         self._request_timeout = call.server.config.request_timeout
+        self._forces_usage = call.server.config.enable_force_include_usage
+
+    def stream_options(self, request: GenerationRequest) -> tuple[bool, bool]:
+        """(usage at the end, usage in every chunk)."""
+        options = request.stream_options or StreamOptions()
+        include_usage = options.include_usage or self._forces_usage
+        return include_usage, include_usage and bool(options.continuous_usage_stats)
 
     def events(self, completion: CompletionOutput) -> Iterable[Event]:
         """What an output says, taken apart, as far as the request wants to hear of it."""
@@ -203,14 +211,6 @@ def begin(call: Call, prepared: PreparedRequest, id_prefix: str) -> Generation:
 def skips_special_tokens(params: SamplingParams) -> bool:
     """Whether the texts of beams have no special tokens: they show all of them or none."""
     return params.skip_special_tokens and not params.shown_special_token_ids
-
-
-def stream_options(request: GenerationRequest) -> tuple[bool, bool]:
-    """(usage at the end, usage in every chunk)."""
-    options = request.stream_options
-    if options is None or not options.include_usage:
-        return False, False
-    return True, bool(options.continuous_usage_stats)
 
 
 def progress_of(i: int, output: RequestOutput) -> Progress | None:

@@ -164,7 +164,8 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete:  # else the next of a pipeline has begun
+        is_pipelined = not self.cycle.response_complete  # then the next request has begun
+        if not is_pipelined and not self.transport.is_closing():
             self.connections_of_process.idle(self)
         if self._has_unwanted_body() and not self.transport.is_closing():
             self._set_timer(LINGER_SECONDS)

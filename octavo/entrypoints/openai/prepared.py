@@ -30,9 +30,17 @@ if TYPE_CHECKING:
     from octavo.entrypoints.openai.state import ServedModel
 
 
+_FIELDS: dict[str | None, str] = {"extra_args": "vllm_xargs", "beam_width": "n"}
+"""Name of the engine's parameter → that of every API's field."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FieldNames:
-    """The request's fields that are at fault if a prompt or a grammar is."""
+    """How a request calls what the engine calls otherwise.
+
+    Attributes:
+        prompt, grammar: the fields that are at fault if a prompt or a grammar is.
+    """
 
     prompt: str
     grammar: str
@@ -41,7 +49,7 @@ class FieldNames:
         """The field for an error's `param`."""
         if param == "prompt":
             return self.prompt
-        return self.grammar if param == GRAMMAR_PARAM else param
+        return self.grammar if param == GRAMMAR_PARAM else _FIELDS.get(param, param)
 
     @contextmanager
     def naming(self) -> Iterator[None]:
@@ -124,22 +132,28 @@ async def prepare(
     max_tokens, default_max_tokens = _limited(request, model, max_tokens, default_max_tokens)
     request_id = request_id_of(call, request.request_id)
     priority = priority_of(call, request.priority, model)
-    beams = beam_search_params(request, max_tokens=max_tokens)
+    fields = FieldNames(prompt=prompt_field, grammar=grammar_field(request, format_field))
+    with fields.naming():
+        beams = beam_search_params(request, max_tokens=max_tokens)
+        params = sampling_params(
+            request,
+            model.defaults,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            shown_special_token_ids=() if parsing is None else parsing.shown_special_token_ids,
+            detokenize=detokenize,
+        )
     if beams is not None and prompt_logprobs is not None:
         raise bad_request("echo with logprobs does not go with use_beam_search", "echo")
-    params = sampling_params(
-        request,
-        model.defaults,
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        shown_special_token_ids=() if parsing is None else parsing.shown_special_token_ids,
-        detokenize=detokenize,
-    )
     params = _within(call.server.config.request_timeout, params)
     num_new = max_tokens or default_max_tokens or 1
     kept = kept_tokens(request, room=model.max_model_len - num_new)
     prompts = [prompt[kept] for prompt in await read_prompts()]
+    if parsing is not None and params.structured_outputs is not None:
+        [prompt] = prompts
+        wanted = parsing.behind_reasoning(params.structured_outputs, prompt, model.engine.tokenizer)
+        params = msgspec.structs.replace(params, structured_outputs=wanted)
     _check_num_choices(len(prompts), params)
     limits = [_max_tokens(params, default_max_tokens, model, len(prompt)) for prompt in prompts]
     params_of_prompts: list[SamplingParams] | list[BeamSearchParams]
@@ -150,7 +164,6 @@ async def prepare(
         ]
     else:
         params_of_prompts = [msgspec.structs.replace(beams, max_tokens=most) for most in limits]
-    fields = FieldNames(prompt=prompt_field, grammar=grammar_field(request, format_field))
     with fields.naming():
         requests = await model.engine.check(
             prompts, params_of_prompts, priority=priority, cache_salt=request.cache_salt

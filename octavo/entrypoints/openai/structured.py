@@ -7,11 +7,16 @@ from typing import Any
 from octavo.contracts.structured_outputs import StructuredOutputsParams
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, GenerationRequest
-from octavo.entrypoints.openai.tool_choice import forced_calls
+from octavo.entrypoints.openai.tool_choice import forced_calls, leniently
 from octavo.errors import RequestError, shown
 
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
-_SCHEMA_KEYS = {"name", "description", "schema", "strict"}
+_SCHEMA_FIELDS: dict[str, type] = {
+    "name": str,
+    "description": str,
+    "schema": object,
+    "strict": bool,
+}
 
 
 def structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | None:
@@ -55,12 +60,15 @@ def grammar_field(request: GenerationRequest, format_field: str) -> str:
 
 
 def _of_response_format(form: dict[str, Any]) -> StructuredOutputsParams | None:
+    form = {name: value for name, value in form.items() if value is not None}
     kind = form.get("type")
     expected = {"type"}
+    if kind == "json_object" and "schema" in form:  # as llama.cpp's and others' users write it
+        kind, form = "json_schema", {"type": kind, "json_schema": {"schema": form["schema"]}}
     if kind == "json_schema":
         expected = {"type", "json_schema"}
     elif kind == "structural_tag":
-        expected = {"type", "structures", "triggers"}
+        expected = {"type", "format"} if "format" in form else {"type", "structures", "triggers"}
     elif kind not in RESPONSE_FORMATS:
         raise bad_request(
             f"response_format.type={shown(kind)} must be one of {', '.join(RESPONSE_FORMATS)}",
@@ -86,10 +94,17 @@ def _of_response_format(form: dict[str, Any]) -> StructuredOutputsParams | None:
 
 def _schema(value: Any) -> dict[str, Any]:
     """The schema in OpenAI's envelope."""
-    if not isinstance(value, dict) or set(value) - _SCHEMA_KEYS or "schema" not in value:
+    fields = value if isinstance(value, dict) else {}
+    given = {name: item for name, item in fields.items() if item is not None}
+    if "schema" not in given or not all(
+        name in _SCHEMA_FIELDS and isinstance(item, _SCHEMA_FIELDS[name])
+        for name, item in given.items()
+    ):
         raise RequestError(
-            f"json_schema={shown(value)} must have a schema, and may have a name, a description "
-            "and strict"
+            f"json_schema={shown(value)} must have a schema, and may have a name and a description "
+            "(text) and strict (true or false)"
         )
-    schema: dict[str, Any] = value["schema"]
-    return schema
+    schema: dict[str, Any] = given["schema"]
+    return (
+        leniently(schema) if given.get("strict") is False and isinstance(schema, dict) else schema
+    )

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.contracts.structured_outputs import StructuredOutputsParams
+from octavo.engine.parsers.sections import MAX_NAME_CHARS
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, TokenizeRequest
 from octavo.errors import RequestError, shown
-
-_DEFINITIONS = ("$defs", "definitions")
 
 
 def chosen_tools(request: ChatCompletionRequest | TokenizeRequest) -> list[dict[str, Any]]:
@@ -22,10 +21,11 @@ def chosen_tools(request: ChatCompletionRequest | TokenizeRequest) -> list[dict[
     Raises:
         APIError: a tool is malformed, or `tool_choice` is none of its values.
     """
-    tools = request.tools or []
+    tools = [{"type": "function", **tool} for tool in request.tools or ()]
+    earlier: dict[str, tuple[int, dict[str, Any]]] = {}
     for i, tool in enumerate(tools):
         function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict):
+        if tool["type"] != "function" or not isinstance(function, dict):
             raise bad_request(
                 f"tools[{i}]={shown(tool)} must have the type 'function' and an object 'function'",
                 "tools",
@@ -35,8 +35,20 @@ def chosen_tools(request: ChatCompletionRequest | TokenizeRequest) -> list[dict[
             raise bad_request(
                 f"tools[{i}].function.name={shown(name)} must be a text, and not empty", "tools"
             )
+        if len(name) > MAX_NAME_CHARS:
+            raise bad_request(
+                f"tools[{i}].function.name has {len(name)} characters; at most {MAX_NAME_CHARS}",
+                "tools",
+            )
         if not isinstance(function.get("parameters"), (dict, type(None))):
             raise bad_request(f"tools[{i}].function.parameters must be a JSON schema", "tools")
+        first, same = earlier.setdefault(name, (i, function))
+        if function != same:
+            raise bad_request(
+                f"tools[{first}] and tools[{i}] differ, and both are named {shown(name)}: a call "
+                "could not be told apart; give each a name of its own",
+                "tools",
+            )
     choice = request.tool_choice if isinstance(request, ChatCompletionRequest) else None
     if choice in (None, "auto"):
         return tools
@@ -62,7 +74,7 @@ def chosen_tools(request: ChatCompletionRequest | TokenizeRequest) -> list[dict[
 def forced_name(request: ChatCompletionRequest | TokenizeRequest) -> str | None:
     """The function that `tool_choice` names, if it does."""
     choice = request.tool_choice if isinstance(request, ChatCompletionRequest) else None
-    if not isinstance(choice, dict) or choice.get("type") != "function":
+    if not isinstance(choice, dict) or choice.get("type", "function") != "function":
         return None
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
@@ -89,41 +101,62 @@ def forced_calls(request: ChatCompletionRequest) -> StructuredOutputsParams | No
         )
     name = forced_name(request)
     try:
+        functions = [tool["function"] for tool in tools]
         if name is None:
-            schema = _schema_of_calls(tools, one=request.parallel_tool_calls is False)
+            schema = _schema_of_calls(functions, one=request.parallel_tool_calls is False)
         else:
-            chosen = next(t["function"] for t in tools if t["function"]["name"] == name)
-            schema = _schema_of_arguments(chosen)
+            functions = [f for f in functions if f["name"] == name]
+            schema = _schema_of_arguments(functions[0])
+        if not any(function.get("strict") is True for function in functions):
+            schema = leniently(schema)
         return StructuredOutputsParams(json=schema)
     except RequestError as error:
         raise bad_request(f"tools: {error}", "tools") from None
+    except RecursionError:
+        raise bad_request("tools: a schema is nested too deeply", "tools") from None
 
 
 def _schema_of_arguments(function: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", **(function.get("parameters") or {"properties": {}})}
 
 
-def _schema_of_calls(tools: list[dict[str, Any]], *, one: bool) -> dict[str, Any]:
-    """A list of calls. Definitions move to the root, where references look for them."""
-    definitions: dict[str, dict[str, Any]] = {}
+def leniently(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema as one that need not be kept to the last word: what of it cannot be bound by a
+    grammar is left out, and no error."""
+    options = schema.get("x-guidance", {})
+    if not isinstance(options, dict):
+        return schema  # which is refused
+    return {**schema, "x-guidance": {"lenient": True, **options}}
+
+
+def _schema_of_calls(functions: list[dict[str, Any]], *, one: bool) -> dict[str, Any]:
+    """A list of calls. Each function's schema is a definition, and its references point there."""
+    by_name = {function["name"]: function for function in functions}
+    definitions = {}
     calls = []
-    for tool in tools:
-        schema = _schema_of_arguments(tool["function"])
-        for key in _DEFINITIONS:
-            if not isinstance(schema.get(key), dict):
-                continue
-            shared = definitions.setdefault(key, {})
-            for name, definition in schema.pop(key).items():
-                if shared.setdefault(name, definition) != definition:
-                    raise RequestError(f"two of them define {key}/{shown(name)} differently")
+    for i, (name, function) in enumerate(by_name.items()):
+        place = f"#/$defs/{i}"
+        definitions[str(i)] = _with_references_in(place, _schema_of_arguments(function))
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": tool["function"]["name"]}, "parameters": schema},
+                "properties": {"name": {"const": name}, "parameters": {"$ref": place}},
                 "required": ["name", "parameters"],
                 "additionalProperties": False,
             }
         )
     most = {"maxItems": 1} if one else {}
-    used = {key: value for key, value in definitions.items() if value}
-    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, **used}
+    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": definitions}
+
+
+def _with_references_in(place: str, schema: Any) -> Any:
+    """A copy of a schema that is to stand at `place`, and not at a root."""
+    if isinstance(schema, list):
+        return [_with_references_in(place, item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copy = {key: _with_references_in(place, value) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        copy["$ref"] = place + reference[1:]
+    return copy

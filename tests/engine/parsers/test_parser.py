@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
@@ -22,36 +21,10 @@ from octavo.engine.parsers.formats import (
 )
 from octavo.engine.parsers.parser import make_parser
 from octavo.engine.parsers.sections import CHUNK_CHARS, MAX_NAME_CHARS
+from tests.engine.parsers.lab import TOOLS, Case, check, parse
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            },
-        },
-    }
-    for name in ("get_weather", "get_time")
-]
 PARIS: tuple[str, object] = ("get_weather", {"city": "Paris", "days": 2})
 TIME: tuple[str, object] = ("get_time", {})
-
-
-@dataclass
-class Case:
-    """An answer and what is in it."""
-
-    tool_format: str | None
-    text: str
-    calls: list[tuple[str, object]] = field(default_factory=list)
-    content: str = ""
-    reasoning: str = ""
-    reasoning_format: str | None = None
-    prompt: str = ""
-    tools: list[dict[str, object]] | None = None
 
 
 CASES = {
@@ -95,6 +68,24 @@ CASES = {
     "hermes, text behind": Case(
         "hermes", '<tool_call>{"name": "get_time"}</tool_call>\n\nDone.', [TIME], "Done."
     ),
+    "hermes, text around": Case(
+        "hermes",
+        'So \n<tool_call>{"name": "get_time"}</tool_call> \n<tool_call>{"name": "get_time"}'
+        "</tool_call> it is",
+        [TIME, TIME],
+        "So \nit is",
+    ),
+    "hermes, no end markers": Case(
+        "hermes",
+        '<tool_call>\n{"name": "get_time"}\n<tool_call>\n{"name": "get_time"}',
+        [TIME, TIME],
+    ),
+    "hermes, as tags": Case(
+        "hermes",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+        "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
+        [PARIS],
+    ),
     "hermes, arguments twice": Case(
         "hermes",
         '<tool_call>{"name": "get_time", "arguments": {"z": 1}, "parameters": {"z": 2}, '
@@ -128,6 +119,34 @@ CASES = {
         "deepseek_r1",
         "<|Assistant|><think>\n",
     ),
+    "reasoning opened twice": Case(
+        None, "\n<think>\nHm</think>Yes.", [], "Yes.", "Hm", "qwen3", "<think>"
+    ),
+    "reasoning opened and quoted": Case(
+        None, "A <think>, hm</think>Yes.", [], "Yes.", "A <think>, hm", "qwen3", "<think>\n"
+    ),
+    "reasoning that nobody opened": Case(None, "Hm</think>Yes.", [], "Yes.", "Hm", "deepseek_r1"),
+    "reasoning switched off": Case(
+        None, "Yes.", [], "Yes.", "", "deepseek_r1", "<think>\n\n</think>\n\n"
+    ),
+    "reasoning goes on": Case(
+        None, " more</think>Yes.", [], "Yes.", " more", "qwen3", prefill="<think>Some"
+    ),
+    "an answer goes on": Case(
+        None, " more.", [], " more.", "", "deepseek_r1", prefill="<think>Hm</think>Some"
+    ),
+    "a plain answer goes on": Case(None, " more.", [], " more.", "", "deepseek_r1", prefill="Some"),
+    "reasoning amid content": Case(
+        None, "So, <think> well </think>\nyes.", [], "So, yes.", "well", "qwen3"
+    ),
+    "reasoning, granite": Case(
+        None,
+        "Here's my thought process: Hm. Here's my response: Yes.",
+        [],
+        "Yes.",
+        "Hm.",
+        "granite",
+    ),
     "reasoning alone": Case(None, "<think>Hm", [], "", "Hm", "qwen3"),
     "no reasoning": Case(None, "Hm </thi", [], "Hm </thi", "", "qwen3"),
     "granite": Case(
@@ -135,6 +154,23 @@ CASES = {
         '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}, '
         '{"name": "get_time", "arguments": {}}]',
         [PARIS, TIME],
+    ),
+    "granite, other markers": Case(
+        "granite", '<tool_call>[{"name": "get_time", "arguments": {}}]', [TIME]
+    ),
+    "granite, no marker": Case(
+        "granite", '[{"name": "get_time"}, {"name": "get_time"}]', [TIME, TIME]
+    ),
+    "granite, a list": Case("granite", '[{"name": "x"}]', content='[{"name": "x"}]'),
+    "llama3, commas": Case(
+        "llama3_json", '{"name": "get_time"}, {"name": "get_time"}', [TIME, TIME]
+    ),
+    "llama3, a list of calls": Case(
+        "llama3_json", ' [{"name": "get_time"},\n{"name": "get_time"}]', [TIME, TIME]
+    ),
+    "llama3, a list": Case("llama3_json", "[1, 2]", content="[1, 2]"),
+    "llama3, text behind": Case(
+        "llama3_json", '{"type": "function", "name": "get_time"}\n\nMore?', [TIME], "More?"
     ),
     "granite, text behind": Case(
         "granite", '<|tool_call|>[{"name": "get_time"}], say', [TIME], ", say"
@@ -164,6 +200,10 @@ CASES = {
         [PARIS, TIME],
         "Sure.",
     ),
+    "mistral, ids": Case(
+        "mistral", "[TOOL_CALLS]get_time[CALL_ID]abcdefghi[ARGS]{}", [TIME]
+    ),
+    "mistral, spaces": Case("mistral", "[TOOL_CALLS] get_time [ARGS] {}", [TIME]),
     "deepseek v3": Case(
         "deepseek_v3",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
@@ -191,6 +231,12 @@ CASES = {
         '<|tool_call_argument_begin|>{"city": "Paris", "days": 2}<|tool_call_end|>'
         "<|tool_calls_section_end|>",
         [PARIS],
+    ),
+    "kimi, singular": Case(
+        "kimi_k2",
+        "<|tool_call_section_begin|><|tool_call_begin|>get_time:0<|tool_call_argument_begin|>{}"
+        "<|tool_call_end|><|tool_call_section_end|>",
+        [TIME],
     ),
     "jamba": Case(
         "jamba",
@@ -222,6 +268,14 @@ CASES = {
         [PARIS, TIME],
         "I look.",
     ),
+    "seed": Case(
+        "seed_oss",
+        "So.\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
+        "<parameter=days>2</parameter>\n</function>\n</seed:tool_call>",
+        [PARIS],
+        "So.",
+    ),
+    "lfm2": Case("lfm2", "<|tool_call_start|>[get_time()]<|tool_call_end|>Now.", [TIME], "Now."),
     "harmony": Case(
         HARMONY,
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to="
@@ -238,39 +292,42 @@ CASES = {
         "Yes.",
         "A < B",
     ),
+    "harmony, the recipient first": Case(
+        HARMONY,
+        "<|start|>assistant to=functions.get_time<|channel|>commentary <|constrain|>json<|message|>"
+        "{}<|call|>",
+        [TIME],
+    ),
+    "harmony, a call amid analysis": Case(
+        HARMONY, "<|channel|>analysis to=functions.get_time code<|message|>{}<|call|>", [TIME]
+    ),
+    "harmony, a bare name": Case(
+        HARMONY, "<|channel|>commentary to=get_time <|constrain|>json<|message|>{}<|call|>", [TIME]
+    ),
+    "harmony, no arguments": Case(
+        HARMONY, "<|channel|>commentary to=functions.get_time<|message|><|call|>", [TIME]
+    ),
+    "harmony, another tool": Case(
+        HARMONY,
+        '<|channel|>commentary to=browser.search<|message|>{"q": 1}<|call|><|start|>assistant'
+        "<|channel|>commentary to=user<|message|>Yes.",
+        [],
+        "Yes.",
+        '{"q": 1}',
+    ),
+    "harmony, a broken header": Case(
+        HARMONY, "<|channel|>??<|end|><|start|>assistant<|channel|>final<|message|>Yes.", [], "Yes."
+    ),
     "harmony, none": Case(HARMONY, "Just <text", content="Just <text"),
 }  # fmt: skip
-
-
-def parse(case: Case, pieces: list[str]) -> ParsedMessage:
-    parser = make_parser(
-        tool_format=case.tool_format,
-        reasoning_format=case.reasoning_format,
-        tools=TOOLS if case.tools is None else case.tools,
-        prompt=case.prompt,
-    )
-    message = ParsedMessage()
-    for piece in pieces:
-        message.add(parser.feed(piece))
-    return message.add(parser.finish())
 
 
 every = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 
 
 @every
-def test_whole(case: Case) -> None:
-    message = parse(case, [case.text])
-    assert [(c.name, json.loads(c.arguments)) for c in message.calls] == case.calls
-    assert (message.content, message.reasoning) == (case.content, case.reasoning)
-
-
-@every
-def test_cut_anywhere(case: Case) -> None:
-    whole = parse(case, [case.text])
-    assert parse(case, list(case.text)) == whole
-    for at in range(len(case.text)):
-        assert parse(case, [case.text[:at], case.text[at:]]) == whole, case.text[:at]
+def test_whole_and_cut_anywhere(case: Case) -> None:
+    check(case)
 
 
 @every
@@ -282,7 +339,7 @@ def test_broken_off(case: Case) -> None:
 
 FRAGMENTS = sorted(
     {m for f in TOOL_FORMATS.values() for m in f.sections if m}
-    | {m for f in REASONING_FORMATS.values() for m in (f.open, f.close)}
+    | {m for f in REASONING_FORMATS.values() for m in (*f.open, *f.close)}
     | {'{"name": "get_time"', ', "arguments": ', '{"a": ["', '"]}', "}", "]", "[", ",", " ", "\n"}
     | {
         "get_time",
@@ -394,7 +451,7 @@ def test_markers_are_told(name: str) -> None:
             ):
                 assert marker in told or marker == "<|constrain|>", marker
     if reasoning:
-        assert {REASONING_FORMATS[name].open, REASONING_FORMATS[name].close} <= set(texts)
+        assert {*REASONING_FORMATS[name].open, *REASONING_FORMATS[name].close} <= set(texts)
 
 
 @pytest.mark.parametrize(
@@ -402,7 +459,7 @@ def test_markers_are_told(name: str) -> None:
     [
         ("{{ '<tool_call>' }}", "hermes", None),
         ("<tool_call>\n<function=x>", "qwen3_coder", None),
-        ("<tool_call> {{ content.split('</think>') }}", "hermes", "deepseek_r1"),
+        ("<tool_call> {{ content.split('</think>') }}", "hermes", "qwen3"),
         ("[TOOL_CALLS]", "mistral", None),
         ("<|start|>assistant<|channel|>final", HARMONY, HARMONY),
         ("{{ messages }}", None, None),

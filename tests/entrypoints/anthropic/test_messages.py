@@ -275,6 +275,17 @@ async def test_count_tokens_is_what_the_message_has() -> None:
         assert again.usage.input_tokens + again.usage.cache_read_input_tokens == count.input_tokens
 
 
+async def test_extensions_of_vllm() -> None:
+    """They reach the engine, which has no processor for the last one."""
+    async with serving() as s:
+        body = {**said("a"), "cache_salt": "me", "chat_template_kwargs": {"shout": True}}
+        assert (await s.post("/v1/messages", body)).status == 200
+        assert s.engine.rendered[-1][1]["shout"]
+        reply = await s.post("/v1/messages", {**body, "vllm_xargs": {"a": 1}})
+        assert reply.status == 400
+        assert "extra_args are for logits processors" in reply.json["error"]["message"]
+
+
 async def test_errors_have_anthropics_shape() -> None:
     async with serving() as s, client_of(s) as client:
         with pytest.raises(anthropic.NotFoundError, match="does not exist"):
@@ -326,6 +337,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f"}]}, "JSON schema"),
     ({"tools": [{"input_schema": {}}]}, r"tools\[0\].name"),
     ({"tools": TOOLS, "tool_choice": {"type": "some"}}, "auto, any or none"),
+    ({"tools": TOOLS, "tool_choice": {"type": {"a": 1}}}, "auto, any or none"),
+    ({"thinking": {"type": []}}, "must be enabled, adaptive or disabled"),
+    ({"messages": [{"role": {"a": 1}, "content": "x"}]}, "role={'a': 1} must be one of"),
     ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "nope"}}, "needs that tool"),
     ({"tool_choice": {"type": "any"}}, "needs tools"),
     ({"thinking": {"type": "enabled"}}, "budget_tokens"),

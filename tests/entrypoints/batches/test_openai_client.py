@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -120,6 +121,24 @@ async def test_embeddings(tmp_path: Path) -> None:
     found = {r["custom_id"]: r["response"]["body"]["data"][0]["embedding"] for r in results}
     assert set(found) == {"0", "1"}
     assert found["1"] == alone.data[0].embedding
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("/v1/score", {"text_1": "one", "text_2": ["one", "three"]}),
+        ("/v1/rerank", {"query": "one", "documents": ["three", "one"]}),
+    ],
+)
+async def test_scores(tmp_path: Path, url: str, body: dict[str, Any]) -> None:
+    async with serving(batch_dir=str(tmp_path)) as s, client_of(s) as client:
+        line = {"custom_id": "a", "method": "POST", "url": url, "body": body}
+        batch = await create(client, [line], endpoint=url)
+        done = await until(client, batch.id, "completed")
+        [result] = await content_of(client, done.output_file_id)
+        alone = (await s.post(url, body)).json
+    name = "data" if url == "/v1/score" else "results"
+    assert result["response"]["body"][name] == alone[name]
 
 
 async def test_responses(tmp_path: Path) -> None:

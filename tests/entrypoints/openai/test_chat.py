@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from octavo.contracts.sampling_params import SamplingParams
@@ -232,6 +234,19 @@ async def test_defaults_come_from_the_generation_config() -> None:
     fields = [(p.temperature, p.top_p, p.top_k, p.min_p) for p in seen]
     assert fields == [(0.25, 0.5, 7, 0.125), (0.0, 0.5, 0, 0.125)]
     assert all(p.max_tokens is not None and p.max_tokens > 4000 for p in seen)  # what fits
+
+
+async def test_usage_that_nobody_asked_for() -> None:
+    async with serving(enable_force_include_usage=True) as s:
+        for options in (None, {}, {"include_usage": False}):
+            fields: dict[str, Any] = {"stream": True, "stream_options": options}
+            for reply in (await s.chat(**fields), await s.completion(**fields)):
+                *events, last = reply.events
+                assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 6)
+                assert all(event["usage"] is None for event in events)
+        options = {"continuous_usage_stats": True}
+        events = (await s.chat(stream=True, stream_options=options)).events
+        assert all(event["usage"] for event in events)
 
 
 async def test_the_operators_most_new_tokens() -> None:

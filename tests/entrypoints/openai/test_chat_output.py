@@ -33,6 +33,7 @@ TOOLS: list[Any] = [
     },
     {"type": "function", "function": {"name": "get_time"}},
 ]
+JSON_ONLY: dict[str, Any] = {"tools": None, "response_format": {"type": "json_object"}}
 PARIS = {"city": "Paris", "days": 2}
 HERMES = (
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
@@ -166,8 +167,8 @@ async def test_reasoning_that_the_template_opened() -> None:
         choice, _ = await both(s, "Hm.</think>Yes.", tools=None)
         assert choice["message"]["reasoning"] == "Hm."
         assert choice["message"]["content"] == "Yes."
-        # A grammar decides the text from its first token: all of it is content.
-        choice, _ = await both(s, "{}", tools=None, response_format={"type": "json_object"})
+        choice, _ = await both(s, "Hm.</think>\n{}", **JSON_ONLY)
+        assert choice["message"]["reasoning"] == "Hm."
         assert choice["message"]["content"] == "{}"
 
 
@@ -257,6 +258,108 @@ async def test_named() -> None:
         assert choice["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("thought", ["", "<think>\nA { or so\n</think>\n\n"])
+async def test_reasoning_comes_in_front_of_what_a_grammar_binds(thought: str) -> None:
+    """vllm#12619, #19222, #39138."""
+    reasoning = "A { or so" if thought else None
+    named = {"type": "function", "function": {"name": "get_time"}}
+    async with serving(reasoning_parser="qwen3", tool_call_parser="hermes") as s:
+        said = '{"a": "<think>b</think>"}'
+        choice, _ = await both(s, thought + said, **JSON_ONLY)
+        assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
+        assert choice["message"].get("reasoning") == reasoning
+        said = '[{"name": "get_time", "parameters": {"a": "</think>"}}]'
+        choice, _ = await both(s, thought + said, tool_choice="required")
+        calls = names_and_arguments(choice["message"]["tool_calls"])
+        assert calls == [("get_time", '{"a": "</think>"}')]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+        assert choice["message"].get("reasoning") == reasoning
+        choice, _ = await both(s, thought + "{}", tool_choice=named, include_reasoning=False)
+        assert names_and_arguments(choice["message"]["tool_calls"]) == [("get_time", "{}")]
+        assert "reasoning" not in choice["message"]
+
+
+async def test_texts_of_the_request_are_taken_apart_too() -> None:
+    """Such a grammar may say of itself where reasoning and calls are."""
+    said = f"<think>Hm.</think>\nSo:\n{HERMES}"
+    async with serving(reasoning_parser="qwen3", tool_call_parser="hermes") as s:
+        choice, _ = await both(s, said, structured_outputs={"choice": [said, "no"]})
+        message = choice["message"]
+        assert (message["reasoning"], message["content"]) == ("Hm.", "So:")
+        [(name, arguments)] = names_and_arguments(message["tool_calls"])
+        assert (name, json.loads(arguments)) == ("get_weather", PARIS)
+        assert choice["finish_reason"] == "tool_calls"
+
+
+THINKS = "{{ '</think>' }}"
+OFF = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+@pytest.mark.parametrize(
+    ("parser", "opens", "template", "fields", "marks"),
+    [
+        ("qwen3", "", THINKS, {}, ("<think>", "</think>")),
+        ("qwen3", "", "", {}, (None, None)),
+        ("qwen3", "", THINKS, OFF, (None, None)),
+        ("qwen3", "", THINKS, {"reasoning_effort": "none"}, (None, None)),
+        ("qwen3", "<think>\n", "", {}, (None, "</think>")),
+        ("qwen3", "<think>\n\n</think>\n\n", THINKS, {}, (None, None)),
+        ("deepseek_r1", "", THINKS, {}, (None, "</think>")),
+        ("deepseek_r1", "", "", {}, (None, None)),
+        ("deepseek_r1", "", THINKS, OFF, (None, None)),
+        ("qwen3", "", THINKS, {"regex": "a", "reasoning_end_str": "!"}, (None, "!")),
+        ("qwen3", "", THINKS, {"regex": "a"}, (None, None)),
+        ("qwen3", "<think>\n", "", {"grammar": 'start: "a"'}, (None, "</think>")),
+        ("qwen3", "<think>\n", "", {"choice": ["a</think>b"]}, (None, None)),
+    ],
+)
+async def test_how_far_the_grammar_is_free(
+    parser: str,
+    opens: str,
+    template: str,
+    fields: dict[str, Any],
+    marks: tuple[str | None, str | None],
+) -> None:
+    """As the template left it: the model may open reasoning, is in it, or is behind it. A model
+    whose template knows of none is not let begin any."""
+    if fields.keys() & {"regex", "grammar", "choice"}:
+        fields = {"structured_outputs": fields}
+    tokenizer = FakeTokenizer(opens=opens, chat_template_source=template)
+    async with serving(FakeEngine(tokenizer=tokenizer), reasoning_parser=parser) as s:
+        body = {"messages": [{"role": "user", "content": "SAY:x"}], "max_tokens": 3, **fields}
+        if "structured_outputs" not in fields:
+            body |= JSON_ONLY
+        rendered = (await s.post("/v1/chat/completions/render", body)).json
+        wanted = rendered["sampling_params"]["structured_outputs"]
+        assert (wanted.get("reasoning_start_str"), wanted.get("reasoning_end_str")) == marks
+
+
+@pytest.mark.parametrize("fields", [OFF, {"reasoning_effort": "none"}, JSON_ONLY])
+async def test_no_reasoning_where_there_cannot_be_any(fields: dict[str, Any]) -> None:
+    """vllm#19222: an answer that does not reason is content, with deepseek_r1 too."""
+    async with serving(reasoning_parser="deepseek_r1") as s:
+        choice, _ = await both(s, "{}", **{"tools": None, **fields})
+        assert choice["message"]["content"] == "{}"
+
+
+@pytest.mark.parametrize(
+    ("prefill", "reasoning", "content"),
+    [
+        ("<think>So SAY: on", " on", None),
+        ("<think>So</think> SAY: on", None, " on"),
+        ("SAY: on", None, " on"),
+    ],
+)
+async def test_an_answer_that_the_request_began(
+    prefill: str, reasoning: str | None, content: str | None
+) -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": prefill}]
+    async with serving(reasoning_parser="deepseek_r1") as s:
+        body = {"messages": messages, "continue_final_message": True, "max_tokens": 99}
+        message = (await s.post("/v1/chat/completions", body)).json["choices"][0]["message"]
+        assert (message.get("reasoning"), message["content"]) == (reasoning, content)
+
+
 async def test_forced_calls_that_cannot_be() -> None:
     def error(reply: Reply) -> str:
         assert reply.status == 400, reply.body
@@ -264,8 +367,8 @@ async def test_forced_calls_that_cannot_be() -> None:
 
     named = {"type": "function", "function": {"name": "f"}}
     twice = [
-        {"type": "function", "function": {"name": n, "parameters": {"$defs": {"T": {"type": t}}}}}
-        for n, t in (("a", "string"), ("b", "number"))
+        {"type": "function", "function": {"name": "a", "parameters": {"type": kind}}}
+        for kind in ("object", "array")
     ]
     deep: dict[str, Any] = {}
     for _ in range(100):
@@ -276,7 +379,8 @@ async def test_forced_calls_that_cannot_be() -> None:
             ({"tool_choice": named, "tools": TOOLS}, "needs that tool"),
             ({"tool_choice": "some", "tools": TOOLS}, "must be 'auto', 'none', 'required' or"),
             ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "must be 'auto'"),
-            ({"tool_choice": "required", "tools": twice}, "tools: tools: two of them define"),
+            ({"tool_choice": "required", "tools": twice}, "tools: tools[0] and tools[1] differ"),
+            ({"tools": twice}, "tools: tools[0] and tools[1] differ, and both are named 'a'"),
             (
                 {
                     "tool_choice": "required",

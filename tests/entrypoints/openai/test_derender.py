@@ -71,6 +71,11 @@ async def test_tool_calls_and_reasoning_are_taken_apart() -> None:
         ({}, answer({**CHOICE, "token_ids": [10**12]}), "holds 1000000000000"),
         ({}, answer({**CHOICE, "token_ids": [-1]}), "holds -1"),
         ({}, answer({**CHOICE, "finish_reason": "abort"}), "finish_reason='abort'"),
+        (
+            {"n": 65},
+            answer(*({**CHOICE, "index": i, "token_ids": [1] * 4096} for i in range(65))),
+            "has 266240 tokens; at most 262144: derender fewer",
+        ),
         ({"logprobs": True}, answer(CHOICE), "logprobs of other tokens"),
         (
             {"logprobs": True},
@@ -85,9 +90,15 @@ async def test_tool_calls_and_reasoning_are_taken_apart() -> None:
         ({"zzz": 1}, answer(CHOICE), "unknown field 'zzz'"),
         ({"messages": []}, answer(CHOICE), "messages"),
         ({"max_tokens": 10**6}, answer(CHOICE), "max_model_len"),
-        ({}, answer(CHOICE, prompt_logprobs=[{"x": PROMPT_LOGPROB}]), "under token ids"),
+        (
+            {},
+            answer(CHOICE, prompt_logprobs=[{"x": PROMPT_LOGPROB}]),
+            "other tokens than the prompt's",
+        ),
+        ({}, answer(CHOICE, prompt_logprobs=[]), "other tokens than the prompt's"),
+        ({}, answer(CHOICE, prompt_logprobs=[None] * 13), "other tokens than the prompt's"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 async def test_what_cannot_be_derendered(
     request_fields: dict[str, Any], given: dict[str, Any], message: str

@@ -97,7 +97,8 @@ def test_parsers() -> None:
         (row,) = re.findall(rf"^\| `--{flag}` \|(.*)\|$", text, re.MULTILINE)
         assert words(row) == set(parser_names(table))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"tool calls of {len(parser_names(TOOL_FORMATS))} template families" in readme
+    num_families = len(set(map(id, TOOL_FORMATS.values()))) + 1  # some have two names; harmony
+    assert f"tool calls of {num_families} template families" in readme
 
 
 def test_error_codes() -> None:

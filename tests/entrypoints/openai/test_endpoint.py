@@ -75,6 +75,12 @@ async def test_media_types() -> None:
             reply = await s.post("/v1/completions", body, content_type=kind)
             assert reply.status == (200 if kind in good else 415), kind
         assert (await s.post("/tokenize", body, content_encoding="gzip")).status == 415
+        assert (await s.post("/tokenize", body, content_encoding="Identity")).status == 200
+        twice = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\n"
+        twice += b"content-encoding: identity\r\ncontent-length: 15\r\n\r\n" + b'{"prompt": "a"}'
+        assert (await s.raw(twice)).status == 415
+        form = {"content_type": "multipart/form-data; boundary=b", "content_encoding": "gzip"}
+        assert (await s.post("/v1/files", b"--b--", **form)).status == 415
 
 
 async def _start(s: Running, path: str, body: dict[str, Any]) -> asyncio.StreamWriter:

@@ -135,6 +135,9 @@ async def test_fields_that_do_not_go_together() -> None:
         reply = await s.completion(logprob_token_ids=[5])
         assert reply.error["param"] == "logprob_token_ids"
         assert (await s.completion(logprob_token_ids=[5], logprobs=0)).status == 200
+        assert (await s.completion(vllm_xargs={"a": 1})).error["param"] == "vllm_xargs"
+        for n in (0, 129):
+            assert (await s.completion(use_beam_search=True, n=n)).error["param"] == "n"
         for name, value in (("length_penalty", 1.0), ("early_stopping", True)):
             assert (await s.completion(**{name: value})).error["param"] == name
 

@@ -129,7 +129,7 @@ def test_beam_search(server: Live, llm: LLM) -> None:
     [
         ({"stream": True}, "stream"),
         ({"temperature": 0.5}, "temperature"),
-        ({"n": 129}, "beam_width"),
+        ({"n": 129}, "n"),
         ({"length_penalty": 99}, "length_penalty"),
         ({"early_stopping": "soon"}, "early_stopping"),
         ({"echo": True, "logprobs": 1}, "echo"),

@@ -42,6 +42,30 @@ def of(**fields: Any) -> Any:
             },
             ("json", "{}"),
         ),
+        ({"response_format": {"type": "json_object", "json_schema": None}}, ("json_object", True)),
+        ({"response_format": {"type": "text", "schema": None}}, None),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            ("json", json.dumps(SCHEMA)),
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": None, "strict": None, "schema": {}},
+                }
+            },
+            ("json", "{}"),
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"strict": False, "schema": {"x-guidance": {"a": 1}}},
+                }
+            },
+            ("json", '{"x-guidance": {"lenient": true, "a": 1}}'),
+        ),
         (
             {"response_format": {"type": "structural_tag", **TAG}},
             ("structural_tag", json.dumps({"type": "structural_tag", **TAG})),
@@ -63,8 +87,23 @@ def test_taken(fields: dict[str, Any], expected: Any) -> None:
         ("response_format", {}, "type=None must be one of text"),
         ("response_format", {"type": "json"}, "type='json' must be one of text"),
         ("response_format", {"type": "json_schema"}, "must have json_schema, type"),
-        ("response_format", {"type": "json_object", "schema": {}}, "must have type"),
+        ("response_format", {"type": "text", "schema": {}}, "must have type"),
         ("response_format", {"type": "json_schema", "json_schema": {}}, "must have a schema"),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}},
+            r"strict \(true or false\)",
+        ),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"schema": None}},
+            "must have a schema",
+        ),
+        (
+            "structured_outputs",
+            {"json": {"name": "n", "schema": {}}},
+            "json has the fields name, schema",
+        ),
         (
             "response_format",
             {"type": "json_schema", "json_schema": {"schema": [1]}},

@@ -9,6 +9,7 @@ import pytest
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 from octavo.entrypoints.openai.tool_choice import chosen_tools, forced_calls
+from octavo.structured.backend import GrammarError
 from tests.structured.lab import accepts
 
 POINT = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
@@ -32,6 +33,16 @@ TOOLS = [
     ),
     tool("stop"),
     tool("turn", {"properties": {"by": {"type": "number"}}, "definitions": {"X": {}}}),
+    tool(
+        "fold",
+        {
+            "type": "object",
+            "properties": {"to": {"$ref": "#/$defs/Point"}, "more": {"$ref": "#"}},
+            "required": ["to"],
+            "$defs": {"Point": {"type": "string"}},
+            "additionalProperties": False,
+        },
+    ),
 ]
 
 
@@ -52,6 +63,9 @@ def named(name: str) -> dict[str, Any]:
         ('[{"name": "go", "parameters": {"to": [1, 2]}}]', True),
         ('[{"name":"go","parameters":{"to":[1,2]}},{"name":"stop","parameters":{}}]', True),
         ('[{"name": "turn", "parameters": {"by": 1.5}}]', True),
+        ('[{"name": "fold", "parameters": {"to": "x", "more": {"to": "y"}}}]', True),
+        ('[{"name": "fold", "parameters": {"to": [1, 2]}}]', False),
+        ('[{"name": "fold", "parameters": {"to": "x", "more": []}}]', False),
         ("[]", False),
         ('{"name": "stop", "parameters": {}}', False),
         ('[{"name": "fly", "parameters": {}}]', False),
@@ -88,6 +102,50 @@ def test_the_request_stays_as_it_is() -> None:
     assert chosen_tools(request)[0]["function"]["parameters"]["$defs"] == {"Point": POINT}
 
 
+@pytest.mark.parametrize("choice", ["required", named("tag")])
+def test_what_cannot_be_bound_is_an_error_where_the_function_is_strict(choice: Any) -> None:
+    """vllm#16880: a tool whose schema has keywords that no grammar knows is called all the same."""
+    words = {
+        "type": "array",
+        "items": {"type": "string", "pattern": "^(?!x).$"},
+        "uniqueItems": True,
+    }
+    schema = {"type": "object", "properties": {"words": words}, "required": ["words"]}
+    arguments = '{"words": ["x", "x"]}'
+    said = arguments if choice != "required" else f'[{{"name": "tag", "parameters": {arguments}}}]'
+    for strict in (None, False, True):
+        function = {"name": "tag", "parameters": schema, "strict": strict}
+        params = forced_calls(
+            ChatCompletionRequest(
+                messages=[], tools=[{"type": "function", "function": function}], tool_choice=choice
+            )
+        )
+        assert params is not None
+        if strict:
+            with pytest.raises(GrammarError):
+                accepts(params, said)
+        else:
+            assert accepts(params, said)
+            assert not accepts(params, said.replace("words", "word"))
+
+
+def test_the_same_tool_twice_is_one() -> None:
+    request = ChatCompletionRequest(messages=[], tools=[*TOOLS, *TOOLS], tool_choice="required")
+    assert len(chosen_tools(request)) == 2 * len(TOOLS), "the template shows what came"
+    params = forced_calls(request)
+    assert params is not None
+    assert accepts(params, '[{"name": "stop", "parameters": {}}]')
+
+
+def test_a_type_need_not_be_said() -> None:
+    function = {"name": "go"}
+    request = ChatCompletionRequest(
+        messages=[], tools=[{"function": function}], tool_choice={"function": function}
+    )
+    assert chosen_tools(request) == [{"type": "function", "function": function}]
+    assert forced_calls(request) is not None
+
+
 @pytest.mark.parametrize("choice", [None, "auto", "none"])
 def test_nothing_is_forced(choice: str | None) -> None:
     request = ChatCompletionRequest(messages=[], tools=TOOLS, tool_choice=choice)
@@ -103,6 +161,8 @@ def test_nothing_is_forced(choice: str | None) -> None:
         (tool(""), "tools[1].function.name='' must be a text, and not empty"),
         ({"type": "function", "function": {}}, "name=None must be a text"),
         ({"type": "function", "function": {"name": "f", "parameters": 5}}, "a JSON schema"),
+        (tool("f" * 257), "tools[1].function.name has 257 characters; at most 256"),
+        (tool("stop", {}), "tools[0] and tools[1] differ, and both are named 'stop'"),
     ],
 )
 def test_malformed_tools(wrong: dict[str, Any], says: str) -> None:
