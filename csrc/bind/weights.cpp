@@ -33,6 +33,13 @@ SourceBlocks source_blocks(const char* name, const ByteMatrix& rows) {
 }  // namespace
 
 void bind_weights(nb::module_& m) {
+  // Its tasks' weights and sources stay alive as long as the object.
+  nb::class_<PackTasks>(m, "PackTasks")
+      .def(nb::init<>())
+      .def(
+          "run", [](PackTasks& self, Device& d) { self.run(*d.pool); }, nb::arg("device"),
+          nb::call_guard<nb::gil_scoped_release>());
+
   nb::class_<PackedLinear>(m, "PackedLinear")
       .def(
           "__init__",
@@ -47,21 +54,19 @@ void bind_weights(nb::module_& m) {
       .def("swap", &PackedLinear::swap)
       .def(
           "put_rows",
-          [](PackedLinear& self, Device& d, std::int64_t first, const AnyMatrix& array) {
-            const SourceRows rows = source_rows(array);
-            const nb::gil_scoped_release release;
-            self.put_rows(*d.pool, first, rows);
+          [](PackedLinear& self, PackTasks& tasks, std::int64_t first, const AnyMatrix& rows) {
+            self.put_rows(tasks, first, source_rows(rows));
           },
-          nb::arg("device"), nb::arg("first"), nb::arg("rows").noconvert())
+          nb::arg("tasks"), nb::arg("first"), nb::arg("rows").noconvert(), nb::keep_alive<2, 1>(),
+          nb::keep_alive<2, 4>())
       .def(
           "put_blocks",
-          [](PackedLinear& self, Device& d, std::int64_t first, const char* format,
+          [](PackedLinear& self, PackTasks& tasks, std::int64_t first, const char* format,
              const ByteMatrix& rows) {
-            const SourceBlocks blocks = source_blocks(format, rows);
-            const nb::gil_scoped_release release;
-            self.put_blocks(*d.pool, first, blocks);
+            self.put_blocks(tasks, first, source_blocks(format, rows));
           },
-          nb::arg("device"), nb::arg("first"), nb::arg("format"), nb::arg("rows").noconvert())
+          nb::arg("tasks"), nb::arg("first"), nb::arg("format"), nb::arg("rows").noconvert(),
+          nb::keep_alive<2, 1>(), nb::keep_alive<2, 5>())
       .def(
           "put_bias",
           [](PackedLinear& self, std::int64_t first, const FloatArray& bias) {
@@ -82,21 +87,19 @@ void bind_weights(nb::module_& m) {
       .def("swap", &PackedTable::swap)
       .def(
           "put_rows",
-          [](PackedTable& self, Device& d, std::int64_t first, const AnyMatrix& array) {
-            const SourceRows rows = source_rows(array);
-            const nb::gil_scoped_release release;
-            self.put_rows(*d.pool, first, rows);
+          [](PackedTable& self, PackTasks& tasks, std::int64_t first, const AnyMatrix& rows) {
+            self.put_rows(tasks, first, source_rows(rows));
           },
-          nb::arg("device"), nb::arg("first"), nb::arg("rows").noconvert())
+          nb::arg("tasks"), nb::arg("first"), nb::arg("rows").noconvert(), nb::keep_alive<2, 1>(),
+          nb::keep_alive<2, 4>())
       .def(
           "put_blocks",
-          [](PackedTable& self, Device& d, std::int64_t first, const char* format,
+          [](PackedTable& self, PackTasks& tasks, std::int64_t first, const char* format,
              const ByteMatrix& rows) {
-            const SourceBlocks blocks = source_blocks(format, rows);
-            const nb::gil_scoped_release release;
-            self.put_blocks(*d.pool, first, blocks);
+            self.put_blocks(tasks, first, source_blocks(format, rows));
           },
-          nb::arg("device"), nb::arg("first"), nb::arg("format"), nb::arg("rows").noconvert());
+          nb::arg("tasks"), nb::arg("first"), nb::arg("format"), nb::arg("rows").noconvert(),
+          nb::keep_alive<2, 1>(), nb::keep_alive<2, 5>());
 
   nb::class_<PackedVector>(m, "PackedVector")
       .def(

@@ -1,7 +1,6 @@
 #include "pack/weights.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -12,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kMaxDim = 1 << 30;
 constexpr int kHalfPanel = kPanel / 2;
-constexpr std::int64_t kManyValues = 2 << 20;
+constexpr std::int64_t kTableRows = 64;  // per task
 
 bool is_quantized(WeightFormat format) {
   return format != WeightFormat::kF32 && format != WeightFormat::kBf16;
@@ -159,25 +158,14 @@ std::vector<PackedLinear::Run> PackedLinear::runs_of(std::int64_t first, std::in
   return runs;
 }
 
-// pack(run, panel) of every run: of large weights on all threads, which take runs as they come. A
-// small one takes about a millisecond; where other processes hold a thread's CPU, waiting for it
-// takes longer (docs/performance.md, "Start").
+// A task of pack(run, panel) for every run.
 template <class Pack>
-void PackedLinear::pack_runs(ThreadPool& pool, std::int64_t first, std::int64_t rows,
+void PackedLinear::pack_runs(PackTasks& tasks, std::int64_t first, std::int64_t rows,
                              const Pack& pack) {
   require(is_loaded(), "this linear weight is unloaded");
-  const std::vector<Run> runs = runs_of(first, rows);
-  const std::int64_t num_runs = static_cast<std::int64_t>(runs.size());
-  std::atomic<std::int64_t> next{0};
-  auto pack_all = [&](int) {
-    for (std::int64_t r; (r = next.fetch_add(1, std::memory_order_relaxed)) < num_runs;) {
-      pack(runs[r], panels_.data + runs[r].column / kPanel * weight_.panel_bytes);
-    }
-  };
-  if (rows * weight_.k < kManyValues) {
-    pool.run_alone(pack_all);
-  } else {
-    pool.run(pack_all);
+  for (const Run& run : runs_of(first, rows)) {
+    char* panel = panels_.data + run.column / kPanel * weight_.panel_bytes;
+    tasks.add(panel, [pack, run, panel] { pack(run, panel); });
   }
 }
 
@@ -192,12 +180,12 @@ void PackedLinear::quantize_run(const SourceRows& rows, const Run& run, char* pa
   }
 }
 
-void PackedLinear::put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows) {
+void PackedLinear::put_rows(PackTasks& tasks, std::int64_t first, const SourceRows& rows) {
   require(
       rows.columns == weight_.k && first >= 0 && rows.rows >= 0 && first + rows.rows <= weight_.n,
       "rows do not fit the linear weight");
-  pack_runs(pool, first, rows.rows,
-            [&](const Run& run, char* panel) { pack_run(rows, run, panel); });
+  pack_runs(tasks, first, rows.rows,
+            [this, rows](const Run& run, char* panel) { pack_run(rows, run, panel); });
 }
 
 void PackedLinear::pack_run(const SourceRows& rows, const Run& run, char* panel) {
@@ -211,16 +199,15 @@ void PackedLinear::pack_run(const SourceRows& rows, const Run& run, char* panel)
   }
 }
 
-void PackedLinear::put_blocks(ThreadPool& pool, std::int64_t first, const SourceBlocks& blocks) {
-  const BlockFormat& format = *blocks.format;
-  const WeightTraits& traits = traits_of(weight_.format);
-  const std::int64_t k = weight_.k;
-  require(
-      blocks.columns() == k && first >= 0 && blocks.rows >= 0 && first + blocks.rows <= weight_.n,
-      "rows do not fit the linear weight");
-  const bool held = can_hold(traits, format);
-  pack_runs(pool, first, blocks.rows, [&](const Run& run, char* panel) {
-    if (!held) {  // a panel's rows at a time: their values stay in the cache
+void PackedLinear::put_blocks(PackTasks& tasks, std::int64_t first, const SourceBlocks& blocks) {
+  require(blocks.columns() == weight_.k && first >= 0 && blocks.rows >= 0 &&
+              first + blocks.rows <= weight_.n,
+          "rows do not fit the linear weight");
+  pack_runs(tasks, first, blocks.rows, [this, blocks](const Run& run, char* panel) {
+    const BlockFormat& format = *blocks.format;
+    const WeightTraits& traits = traits_of(weight_.format);
+    const std::int64_t k = weight_.k;
+    if (!can_hold(traits, format)) {  // a panel's rows at a time: their values stay in the cache
       const std::unique_ptr<float[]> values(new float[run.count * k]);
       blocks.dequantize_rows(run.source, run.count, values.get());
       return pack_run({values.get(), DType::kF32, run.count, k, k}, {0, run.column, run.count},
@@ -265,20 +252,26 @@ void PackedTable::put_row(const SourceRows& rows, std::int64_t row, std::int64_t
   }
 }
 
-void PackedTable::put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows) {
+// Tasks of put(begin, end): of the source's rows from `begin` to before `end`.
+template <class Put>
+void PackedTable::put_all(PackTasks& tasks, std::int64_t first, std::int64_t rows, const Put& put) {
+  for (std::int64_t begin = 0; begin < rows; begin += kTableRows) {
+    const std::int64_t end = std::min(begin + kTableRows, rows);
+    tasks.add(data_.data + (first + begin) * ld_ * element_bytes(dtype_),
+              [put, begin, end] { put(begin, end); });
+  }
+}
+
+void PackedTable::put_rows(PackTasks& tasks, std::int64_t first, const SourceRows& rows) {
   check_rows(first, rows.rows, rows.columns);
-  pool.run([&](int thread) {
-    const std::int64_t begin = rows.rows * thread / pool.num_threads();
-    const std::int64_t end = rows.rows * (thread + 1) / pool.num_threads();
+  put_all(tasks, first, rows.rows, [this, first, rows](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) put_row(rows, i, first + i);
   });
 }
 
-void PackedTable::put_blocks(ThreadPool& pool, std::int64_t first, const SourceBlocks& blocks) {
+void PackedTable::put_blocks(PackTasks& tasks, std::int64_t first, const SourceBlocks& blocks) {
   check_rows(first, blocks.rows, blocks.columns());
-  pool.run([&](int thread) {
-    const std::int64_t begin = blocks.rows * thread / pool.num_threads();
-    const std::int64_t end = blocks.rows * (thread + 1) / pool.num_threads();
+  put_all(tasks, first, blocks.rows, [this, first, blocks](std::int64_t begin, std::int64_t end) {
     std::vector<float> values(columns_);
     for (std::int64_t i = begin; i < end; ++i) {
       blocks.dequantize_rows(i, 1, values.data());

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "api/types.h"
+#include "pack/pack_tasks.h"
 #include "pack/quantized.h"
 #include "runtime/memory.h"
-#include "runtime/thread_pool.h"
 
 namespace octavo {
 
@@ -65,11 +65,12 @@ class PackedLinear : public Packed {
   void unload() override;
   void swap(PackedLinear& other);
 
-  // Logical output rows [first, first + rows.rows). Gated: first all gate rows, then all up rows.
-  // Quantized formats round (pack/quantized.h).
-  void put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows);
+  // Adds the tasks that pack logical output rows [first, first + rows.rows). Gated: first all gate
+  // rows, then all up rows. Quantized formats round (pack/quantized.h). Weight and source stay as
+  // they are until the tasks have run.
+  void put_rows(PackTasks& tasks, std::int64_t first, const SourceRows& rows);
   // The same for rows of GGUF blocks: repacked where the format holds them exactly.
-  void put_blocks(ThreadPool& pool, std::int64_t first, const SourceBlocks& blocks);
+  void put_blocks(PackTasks& tasks, std::int64_t first, const SourceBlocks& blocks);
   void put_bias(std::int64_t first, const float* bias, std::int64_t count);
 
  private:
@@ -82,7 +83,7 @@ class PackedLinear : public Packed {
   std::int64_t column_of(std::int64_t row) const;  // among num_panels * 32
   std::vector<Run> runs_of(std::int64_t first, std::int64_t rows) const;
   template <class Pack>
-  void pack_runs(ThreadPool& pool, std::int64_t first, std::int64_t rows, const Pack& pack);
+  void pack_runs(PackTasks& tasks, std::int64_t first, std::int64_t rows, const Pack& pack);
   void pack_run(const SourceRows& rows, const Run& run, char* panel);
   void quantize_run(const SourceRows& rows, const Run& run, char* panel);
 
@@ -106,11 +107,14 @@ class PackedTable : public Packed {
   void unload() override { data_ = {}; }
   void swap(PackedTable& other);
 
-  void put_rows(ThreadPool& pool, std::int64_t first, const SourceRows& rows);
-  void put_blocks(ThreadPool& pool, std::int64_t first, const SourceBlocks& blocks);
+  // As for PackedLinear.
+  void put_rows(PackTasks& tasks, std::int64_t first, const SourceRows& rows);
+  void put_blocks(PackTasks& tasks, std::int64_t first, const SourceBlocks& blocks);
 
  private:
   void check_rows(std::int64_t first, std::int64_t rows, std::int64_t columns) const;
+  template <class Put>
+  void put_all(PackTasks& tasks, std::int64_t first, std::int64_t rows, const Put& put);
   void put_row(const SourceRows& rows, std::int64_t row, std::int64_t to);
 
   DType dtype_;

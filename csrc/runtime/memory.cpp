@@ -7,7 +7,6 @@
 namespace octavo {
 namespace {
 
-constexpr std::int64_t kHugePage = 2 << 20;
 constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kTail =
     kPage;  // kernels load whole vectors: some read past the last element

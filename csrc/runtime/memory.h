@@ -7,6 +7,8 @@
 
 namespace octavo {
 
+constexpr std::int64_t kHugePage = 2 << 20;
+
 // Up to the next multiple.
 inline std::int64_t round_to(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;

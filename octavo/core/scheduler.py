@@ -378,7 +378,7 @@ class Scheduler:
             if scheduled[1] != request.epoch:
                 continue
             request.num_in_flight_tokens -= scheduled[3]
-            new = settle(scheduled, sampled.get(request.request_id, ()), rest)
+            new = settle(scheduled, sampled.get(request.request_id, []), rest)
             if new is not None:
                 num_new_tokens += len(new.new_token_ids)
                 if not request.has_output:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from octavo.contracts.messages import EngineOutput, FinishReason, LogprobRows
 from octavo.contracts.step import RunnerOutput
 from octavo.core.request import Ending, Request
@@ -11,7 +9,7 @@ from octavo.core.step_plan import Scheduled
 
 
 def settle(
-    scheduled: Scheduled, sampled: Sequence[int], rest: RunnerOutput | None
+    scheduled: Scheduled, sampled: list[int], rest: RunnerOutput | None
 ) -> EngineOutput | None:
     """Put the results of one step into one of its requests.
 
@@ -53,7 +51,7 @@ def settle(
 
 
 def take_sampled(
-    request: Request, sampled: Sequence[int], num_drafts: int
+    request: Request, sampled: list[int], num_drafts: int
 ) -> tuple[list[int], Ending | None]:
     """Put sampled tokens into the request: accepted drafts and one more.
 
@@ -77,13 +75,11 @@ def take_sampled(
         request.num_drafts_in_flight = 0
     if request.spec_token_ids:
         request.spec_token_ids = []  # they followed the tokens known until now
-    kept: list[int] = []
-    for token_id in sampled:
-        kept.append(token_id)
+    for count, token_id in enumerate(sampled, start=1):
         ending = request.append_output(token_id)
         if ending is not None:
-            return kept, ending
-    return kept, None
+            return sampled[:count], ending
+    return sampled, None
 
 
 def first_rows(rows: LogprobRows | None, count: int) -> LogprobRows | None:

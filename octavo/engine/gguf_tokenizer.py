@@ -164,8 +164,8 @@ class _Vocabulary:
         return value
 
     def merges(self) -> list[tuple[str, str]]:
-        """As the file says; `bpe` looks at them."""
-        return [tuple(merge.split(" ", 1)) for merge in self._strings("merges")]  # type: ignore[misc]
+        """As the file says, with "" for a part that is missing; `bpe` looks at them."""
+        return [merge.partition(" ")[::2] for merge in self._strings("merges")]
 
     def bpe(self, merges: list[tuple[str, str]], **options: Any) -> models.BPE:
         """The model of these merges. The library checks that they are of two tokens and give one;
@@ -175,9 +175,8 @@ class _Vocabulary:
             return models.BPE(ids, merges, **options)
         except Exception as error:  # the library raises plain Exception
             for pair in merges:
-                known = len(pair) == 2 and all(part in ids for part in (*pair, "".join(pair)))
-                if not known:
-                    merge = " ".join(pair)
+                if not all(part in ids for part in (*pair, "".join(pair))):
+                    merge = " ".join(filter(None, pair))
                     raise TokenizerError(
                         f"{self.where}: merge {merge!r} is not of two tokens"
                     ) from error

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -78,16 +78,16 @@ class LLMEngine:
             scheduler = replace(scheduler, max_num_batched_tokens=OFFLINE_BATCHED_TOKENS)
             config = replace(config, scheduler=scheduler)
         files = resolve_model(model.model, revision=model.revision, load_format=model.load_format)
-        with closing(files):
-            tokenizer = tokenizer_of(model, files)
+        with closing(files), ThreadPoolExecutor(1) as beside:
+            tokenizer = beside.submit(tokenizer_of, model, files)  # while the weights are packed
             generation_config = files.generation_config
             core = EngineCore(
                 executor_of(config, files),
                 hooks,
-                vocabulary=partial(vocabulary_of, tokenizer, generation_config),
+                vocabulary=lambda n: vocabulary_of(tokenizer.result(), generation_config, n),
             )
         try:
-            return cls(InprocClient(core), tokenizer, generation_config)
+            return cls(InprocClient(core), tokenizer.result(), generation_config)
         except BaseException:
             core.shutdown()
             raise

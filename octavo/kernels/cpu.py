@@ -7,7 +7,8 @@ weights; the residual stream and all accumulation are float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from octavo.contracts.tensor import DType, HostTensor, bf16_to_float32
 from octavo.contracts.weight_format import WeightFormat
 from octavo.env import cpu_isa_cap
 from octavo.errors import ConfigError, KernelError
+from octavo.kernels.cpu_packer import Packer
 from octavo.kernels.cpu_recorder import CpuRecorder
 from octavo.kernels.cpu_sampling import CpuSampling
 from octavo.kernels.cpu_threads import available_cpus, default_num_threads
@@ -34,9 +36,6 @@ from octavo.kernels.ops import (
     Weight,
 )
 from octavo.kernels.sync import Counters
-
-_CHUNK_ELEMENTS = 2 << 20
-"""Elements of a checkpoint tensor converted at once: what loading needs beside the result."""
 
 _BF16_BITS = np.dtype(np.uint16)
 
@@ -80,6 +79,7 @@ class CpuBackend(Backend):
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        self._packer = Packer(self._device)
         self._sampling = CpuSampling(self._device)
 
     @property
@@ -94,6 +94,9 @@ class CpuBackend(Backend):
     @property
     def sampling(self) -> SamplingOps:
         return self._sampling
+
+    def loading(self) -> AbstractContextManager[None]:
+        return self._packer.in_background()
 
     def pack_linear(
         self,
@@ -115,7 +118,7 @@ class CpuBackend(Backend):
         packed = _cpu.PackedLinear(self._device, format.value, n, k, gated, bias is not None)
         first = 0
         for part in parts:
-            self._put(packed, first, part)
+            self._packer.put(packed, first, part)
             first += part.shape[0]
         first = 0
         for part in bias or ():
@@ -126,26 +129,13 @@ class CpuBackend(Backend):
             raise KernelError(f"bias has {first} values for {n} outputs")
         return Weight(packed, (n, k), packed.nbytes, format)
 
-    def _put(
-        self, packed: _cpu.PackedLinear | _cpu.PackedTable, first: int, tensor: HostTensor
-    ) -> None:
-        """Fill rows of a packed weight from `first` on. Blocks that it does not hold are
-        dequantized natively, to the values that `HostTensor.to_float32` gives."""
-        if tensor.dtype.is_block_format:
-            blocks = np.ascontiguousarray(tensor.data)
-            packed.put_blocks(self._device, first, tensor.dtype.value, blocks)
-            return
-        for rows in _row_chunks(tensor):
-            packed.put_rows(self._device, first, rows)
-            first += len(rows)
-
     def pack_embedding(self, table: HostTensor, *, format: WeightFormat | None = None) -> Weight:
         if len(table.shape) != 2:
             raise KernelError(f"an embedding table is [vocab, dim], not {table.shape}")
         if format is not None:
             return self.pack_linear([table], format=format)
         packed = _cpu.PackedTable(self._device, self.dtype.value, *table.shape)
-        self._put(packed, 0, table)
+        self._packer.put(packed, 0, table)
         return Weight(packed, table.shape, packed.nbytes)
 
     def pack_vector(self, vector: HostTensor) -> Weight:
@@ -188,20 +178,6 @@ class CpuBackend(Backend):
 
     def close(self) -> None:
         self._device.close()
-
-
-def _row_chunks(tensor: HostTensor) -> Iterator[np.ndarray]:
-    """Rows of a matrix, a few at a time: float32, or uint16 where it is bfloat16."""
-    rows, columns = tensor.shape
-    step = max(32, _CHUNK_ELEMENTS // max(columns, 1) // 32 * 32)
-    for start in range(0, rows, step):
-        stop = min(start + step, rows)
-        data = np.ascontiguousarray(tensor.data[start:stop])
-        if tensor.dtype is DType.BF16:
-            yield data
-        else:
-            part = HostTensor(data, tensor.dtype, (stop - start, columns))
-            yield np.ascontiguousarray(part.to_float32(), dtype=np.float32)
 
 
 class CpuKVCache(KVCache):

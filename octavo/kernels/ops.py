@@ -26,6 +26,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -390,6 +391,11 @@ class Backend(ABC):
     dtype: DType
 
     # Weights. Parts are stacked along the output dim; every part is [n_i, K] (bias: [n_i]).
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Inside, weights may be filled after the call that packs them, in the background; when it
+        ends, all are. What they are packed from must not change meanwhile."""
+        return nullcontext()
 
     @abstractmethod
     def pack_linear(

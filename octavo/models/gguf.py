@@ -1,8 +1,9 @@
 """The GGUF container: metadata and tensors of a memory-mapped file.
 
-Format: ggml-org/ggml, docs/gguf.md. Block types, their sizes and their dequantization come from
-the `gguf` package. The header is read here, because `gguf.GGUFReader` takes 2.4 s for the header
-of SmolLM2-135M (this: 0.1 s, on 2 cores of a Xeon) and does not end on a header with absurd counts.
+Format: ggml-org/ggml, docs/gguf.md. Block types without a `DType`, and dequantization, come from
+the `gguf` package, which takes 30 ms to import. The header is read here, because `gguf.GGUFReader`
+takes 2.4 s for the header of SmolLM2-135M (this: 0.1 s, on 2 cores of a Xeon) and does not end on a
+header with absurd counts.
 """
 
 from __future__ import annotations
@@ -39,6 +40,24 @@ _SCALARS: dict[int, np.dtype[Any]] = {
     11: np.dtype("<i8"),
     12: np.dtype("<f8"),
 }
+_TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    24: ("I8", 1, 1),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    30: ("BF16", 1, 2),
+}
+"""ggml's number of a type → its name, values and bytes of a block. Those with a `DType`."""
 _STORED_AS = {DType.BF16: np.dtype("<u2")}
 
 
@@ -257,24 +276,29 @@ def _tensor_header(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
 
 def _type_and_size(name: str, shape: tuple[int, ...], type_id: int) -> tuple[str, int]:
     """ggml's name of a type, and the bytes that a tensor of it takes."""
+    type_name, block, block_bytes = _TYPES.get(type_id) or _other_type(name, type_id)
+    if shape[-1] % block:
+        raise _Broken(f"tensor {name!r}: rows of {shape[-1]} are no whole blocks of {type_name}")
+    return type_name, math.prod(shape) // block * block_bytes
+
+
+def _other_type(name: str, type_id: int) -> tuple[str, int, int]:
+    """As in `_TYPES`, of a tensor whose type is not there."""
     import gguf
 
     try:
         kind = gguf.GGMLQuantizationType(type_id)
     except ValueError:
         raise _Unsupported(f"tensor {name!r} has the unknown type {type_id}") from None
-    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    if shape[-1] % block:
-        raise _Broken(f"tensor {name!r}: rows of {shape[-1]} are no whole blocks of {kind.name}")
-    return kind.name, math.prod(shape) // block * block_bytes
+    return (kind.name, *gguf.GGML_QUANT_SIZES[kind])
 
 
 def _check_type(type_name: str) -> None:
     """Raises _Unsupported for a type that neither we nor the gguf package can read."""
-    import gguf
-
     if type_name in DType.__members__:
         return
+    import gguf
+
     kind = gguf.GGMLQuantizationType[type_name]
     try:
         gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)

@@ -112,7 +112,9 @@ class ModelRunner:
             self._kv.clear_blocks(step.blocks_to_clear)
         if step.block_copies:
             self._kv.copy_blocks(step.block_copies)
-        request_ids = [r for r in step.num_scheduled_tokens if r not in self._failed]
+        request_ids = list(step.num_scheduled_tokens)
+        if self._failed:
+            request_ids = [r for r in request_ids if r not in self._failed]
         batch = self._builder.build(step, request_ids) if request_ids else None
         for feature in self._features:
             feature.before_forward(step)

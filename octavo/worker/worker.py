@@ -83,15 +83,16 @@ class Worker:
             else self._files.weights()
         )
         begin = time.perf_counter()
-        num_weight_bytes = load_weights(model, weights, backend, quantization)
+        with backend.loading():
+            num_weight_bytes = load_weights(model, weights, backend, quantization)
+            groups = group_layers(model.kv_specs(dtype))
+            plan = self._plan(config, model, backend, groups, available, num_weight_bytes)
+            config = replace(config, model=replace(config.model, max_model_len=plan.max_model_len))
+            kv_cache_config = KVCacheConfig(num_blocks=plan.num_blocks, groups=groups)
+            limits = step_limits(config.scheduler, plan.max_model_len, groups)
+            kv, graph, head = _capture(model, backend, kv_cache_config, limits)
         seconds = time.perf_counter() - begin
         logger.info("loaded %s of weights in %.2f s", human(num_weight_bytes), seconds)
-        groups = group_layers(model.kv_specs(dtype))
-        plan = self._plan(config, model, backend, groups, available, num_weight_bytes)
-        config = replace(config, model=replace(config.model, max_model_len=plan.max_model_len))
-        kv_cache_config = KVCacheConfig(num_blocks=plan.num_blocks, groups=groups)
-        limits = step_limits(config.scheduler, plan.max_model_len, groups)
-        kv, graph, head = _capture(model, backend, kv_cache_config, limits)
         self._runner = ModelRunner(
             backend=backend,
             graph=graph,

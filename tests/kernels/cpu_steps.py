@@ -10,7 +10,7 @@ import numpy as np
 from octavo.contracts.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroup
 from octavo.contracts.tensor import HostTensor, bf16_to_float32, float32_to_bf16
 from octavo.kernels.cpu import CpuBackend
-from octavo.kernels.ops import HeadShape, KVCache, Ops, StepInputs, StepLimits
+from octavo.kernels.ops import Backend, HeadShape, KVCache, Ops, StepInputs, StepLimits, Weight
 
 LIMITS = StepLimits(
     max_tokens=600,
@@ -87,3 +87,11 @@ def make_cache(backend: CpuBackend, heads: HeadShape, num_blocks: int = 64) -> K
     )
     group = KVCacheGroup(layer_names=("layer",), spec=spec)
     return backend.allocate_kv(KVCacheConfig(num_blocks=num_blocks, groups=(group,)))
+
+
+def gathered(backend: Backend, table: Weight) -> np.ndarray:
+    """All rows of a packed table or linear weight."""
+    graph = backend.capture(lambda ops: ops.output("out", ops.embedding(table)), LIMITS)
+    step = make_step([(0, table.shape[0])])
+    step.token_ids = np.arange(table.shape[0], dtype=np.int32)
+    return np.array(graph.replay(step)["out"])

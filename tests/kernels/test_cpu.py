@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
 import time
 import tracemalloc
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -17,11 +19,19 @@ from hypothesis import strategies as st
 
 from octavo.contracts.tensor import DType, HostTensor
 from octavo.errors import ConfigError, KernelError
-from octavo.kernels import cpu
+from octavo.kernels import cpu_packer
 from octavo.kernels.cpu import CpuBackend
 from octavo.kernels.ops import Activation, HeadShape, Ops, StepInputs, StepLimits, Value
 from tests.kernels.backends import make_backend
-from tests.kernels.cpu_steps import LIMITS, make_cache, make_step, randn, run_rows, tensor
+from tests.kernels.cpu_steps import (
+    LIMITS,
+    gathered,
+    make_cache,
+    make_step,
+    randn,
+    run_rows,
+    tensor,
+)
 
 
 def linear_forward(backend: CpuBackend, n: int = 40, k: int = 24) -> Callable[[Ops], None]:
@@ -171,7 +181,7 @@ def test_weights_are_packed_alike_in_any_chunks(
         return run_rows(backend, forward, {"x": randn(3, 5, 33)})["out"]
 
     whole = result()
-    monkeypatch.setattr(cpu, "_CHUNK_ELEMENTS", 1)  # 32 rows at a time
+    monkeypatch.setattr(cpu_packer, "_CHUNK_ELEMENTS", 1)  # 32 rows at a time
     assert np.array_equal(result(), whole)
     backend.close()
 
@@ -180,13 +190,39 @@ def test_packing_needs_little_memory_beside_the_result(
     backend: CpuBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = HostTensor.of(np.ones((4096, 256), np.float16))
-    monkeypatch.setattr(cpu, "_CHUNK_ELEMENTS", 64 * 256)
+    monkeypatch.setattr(cpu_packer, "_CHUNK_ELEMENTS", 64 * 256)
     tracemalloc.start()
     weight = backend.pack_linear([part])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert weight.nbytes == 4096 * 256 * 4
     assert peak < weight.nbytes / 20
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 1 << 30])
+def test_weights_that_are_packed_in_the_background_are_complete_in_the_end(
+    backend: CpuBackend, batch_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [tensor(seed, 70, 33) for seed in range(4)]
+    expected = [gathered(backend, backend.pack_linear([part])) for part in parts]
+    monkeypatch.setattr(cpu_packer, "_BATCH_BYTES", batch_bytes)
+    with backend.loading():
+        weights = [backend.pack_linear([part]) for part in parts]
+    for weight, rows in zip(weights, expected, strict=True):
+        assert np.array_equal(gathered(backend, weight), rows)
+
+
+def test_a_load_that_fails_leaves_nothing_to_the_next_one(backend: CpuBackend) -> None:
+    def load(rows: HostTensor) -> weakref.ref[np.ndarray]:
+        with contextlib.suppress(ZeroDivisionError), backend.loading():
+            backend.pack_linear([rows])
+            raise ZeroDivisionError
+        return weakref.ref(rows.data)
+
+    source = load(tensor(1, 40, 33))
+    assert source() is None
+    part = tensor(2, 40, 33)
+    assert np.array_equal(gathered(backend, backend.pack_linear([part])), part.data)
 
 
 def test_misshapen_weights_are_refused(backend: CpuBackend) -> None:

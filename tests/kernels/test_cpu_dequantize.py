@@ -11,7 +11,7 @@ import pytest
 
 from octavo.contracts.tensor import DType, HostTensor
 from octavo.errors import KernelError
-from tests.kernels.cpu_steps import LIMITS, make_step
+from tests.kernels.cpu_steps import gathered
 
 cpu = pytest.importorskip("octavo.kernels.cpu")
 
@@ -26,13 +26,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[cpu.CpuBackend]:
     backend = cpu.CpuBackend(DType.F32, request.param)
     yield backend
     backend.close()
-
-
-def gathered(backend: cpu.CpuBackend, table: cpu.Weight) -> np.ndarray:
-    graph = backend.capture(lambda ops: ops.output("out", ops.embedding(table)), LIMITS)
-    step = make_step([(0, ROWS)])
-    step.token_ids = np.arange(ROWS, dtype=np.int32)
-    return np.array(graph.replay(step)["out"])
 
 
 @pytest.mark.parametrize(
@@ -60,7 +53,8 @@ def test_refuses_what_does_not_fit(backend: cpu.CpuBackend) -> None:
         cpu._cpu.PackedTable(device, "float32", 2, 32),
         cpu._cpu.PackedLinear(device, "float32", 2, 32, False, False),
     ):
-        packed.put_blocks(device, 0, "q4_1", rows)
+        tasks = cpu._cpu.PackTasks()
+        packed.put_blocks(tasks, 0, "q4_1", rows)
         for name, r, first in [
             ("q9", rows, 0),
             ("q4_1", rows[:, :19].copy(), 0),
@@ -69,7 +63,7 @@ def test_refuses_what_does_not_fit(backend: cpu.CpuBackend) -> None:
             ("q4_1", rows, 1),
         ]:
             with pytest.raises(KernelError):
-                packed.put_blocks(device, first, name, r)
+                packed.put_blocks(tasks, first, name, r)
         packed.unload()
         with pytest.raises(KernelError, match="unloaded"):
-            packed.put_blocks(device, 0, "q4_1", rows)
+            packed.put_blocks(tasks, 0, "q4_1", rows)

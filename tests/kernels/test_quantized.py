@@ -17,7 +17,7 @@ from octavo.kernels.ops import Activation, Ops, Weight
 from octavo.kernels.torch_quantized import quantize_row, round_weight
 from octavo.quant.gguf import smallest_format
 from tests.kernels.blocks import BLOCK_DTYPES, random_blocks
-from tests.kernels.cpu_steps import LIMITS, make_step, randn, run_rows, tensor
+from tests.kernels.cpu_steps import gathered, randn, run_rows, tensor
 
 TIERS = [t for t in CpuBackend(DType.F32, 1).isa_tiers if t != "avx512_bf16"]  # adds none of this
 BACKENDS = {(tier, n): CpuBackend(DType.F32, n, isa=tier) for tier in TIERS for n in (1, 2, 3)}
@@ -177,14 +177,6 @@ def test_extreme_codes_do_not_saturate(tier: str, format: WeightFormat) -> None:
     assert np.allclose(out, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
-def gathered(backend: CpuBackend, weight: Weight) -> np.ndarray:
-    """All rows of a table [50, K]."""
-    graph = backend.capture(lambda ops: ops.output("out", ops.embedding(weight)), LIMITS)
-    step = make_step([(0, 50)])
-    step.token_ids = np.arange(50, dtype=np.int32)
-    return np.array(graph.replay(step)["out"])
-
-
 @all_blocks
 def test_gathered_rows_are_the_formats_values(dtype: DType) -> None:
     """Bit for bit what the `gguf` package makes of them, from every format that holds them."""
@@ -300,7 +292,7 @@ def test_unknown_blocks_are_refused_natively() -> None:
     packed = _cpu.PackedLinear(device, "int4_g32", 2, 64, False, False)
     rows = np.zeros((2, 68), dtype=np.uint8)
     with pytest.raises(KernelError, match="unknown"):
-        packed.put_blocks(device, 0, "q9", rows)
+        packed.put_blocks(_cpu.PackTasks(), 0, "q9", rows)
     with pytest.raises(KernelError, match="unknown weight format"):
         _cpu.PackedLinear(device, "int3", 2, 64, False, False)
 
@@ -312,6 +304,6 @@ def test_an_unloaded_weight_takes_no_rows() -> None:
     packed = _cpu.PackedLinear(device, "int8_g32", 2, 64, False, False)
     packed.unload()
     with pytest.raises(KernelError, match="unloaded"):
-        packed.put_rows(device, 0, np.zeros((2, 64), dtype=np.float32))
+        packed.put_rows(_cpu.PackTasks(), 0, np.zeros((2, 64), dtype=np.float32))
     with pytest.raises(KernelError, match="unloaded"):
-        packed.put_blocks(device, 0, "q8_0", np.zeros((2, 68), dtype=np.uint8))
+        packed.put_blocks(_cpu.PackTasks(), 0, "q8_0", np.zeros((2, 68), dtype=np.uint8))

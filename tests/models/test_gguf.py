@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from octavo.contracts.tensor import DType
 from octavo.errors import ModelError, UnsupportedModelError, WeightsError
-from octavo.models.gguf import GGUFFile
+from octavo.models.gguf import _TYPES, GGUFFile
 from tests.models.gguf_lab import llama_metadata, llama_tensors, write_gguf
 
 WRITABLE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0")
@@ -71,6 +71,14 @@ def test_a_quantized_vector_has_no_rows_and_is_dequantized(tmp_path: Path) -> No
     assert tensor.dtype is DType.F32
     assert tensor.shape == (64,)
     assert np.abs(tensor.data - values).max() < 0.01
+
+
+def test_sizes_of_types_are_the_gguf_packages() -> None:
+    kinds = {kind.value: kind for kind in gguf.GGMLQuantizationType}
+    theirs = {i: (kinds[i].name, *gguf.GGML_QUANT_SIZES[kinds[i]]) for i in _TYPES}
+    assert theirs == _TYPES
+    known = {kind.name for kind in kinds.values()} & DType.__members__.keys()
+    assert {name for name, _, _ in _TYPES.values()} == known
 
 
 def test_main_dtype_is_that_of_most_elements(tiny: Path) -> None:

@@ -45,7 +45,8 @@ def peak():
 files = resolve_model(sys.argv[1])
 model, backend = build_model(files.config), CpuBackend(DType.BF16, 1)
 before = peak()
-packed = load_weights(model, files.weights(), backend)
+with backend.loading():
+    packed = load_weights(model, files.weights(), backend)
 print(packed, peak() - before)
 """
 

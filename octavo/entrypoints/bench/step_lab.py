@@ -137,7 +137,8 @@ def step_lab(config: EngineConfig, shapes: Sequence[StepShape]) -> Iterator[Step
         is_dummy = source.load_format == "dummy"
         weights = dummy_weights(model, source.seed) if is_dummy else files.weights()
         quantization = quantization_of(source.quantization, source.dtype)
-        load_weights(model, weights, backend, quantization)
+        with backend.loading():
+            load_weights(model, weights, backend, quantization)
         groups = group_layers(model.kv_specs(dtype))
         counted, graph = _capture(model, backend, groups, shapes)
         yield StepLab(

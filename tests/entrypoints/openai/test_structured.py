@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from octavo.engine import input_processor
 from octavo.entrypoints.openai.beams import beam_search_params
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.protocol import CompletionRequest
 from octavo.entrypoints.openai.structured import structured_outputs
 from octavo.errors import RequestError
+from octavo.structured.sources import grammar_source
 from tests.entrypoints.openai.harness import serving
 
 SCHEMA = {"type": "object", "properties": {"z": {}, "a": {}}}
@@ -199,3 +201,20 @@ async def test_what_is_wrong_with_a_grammar_is_of_its_field(
     async with serving() as s:
         reply = await s.post(path, {**base, **body})
         assert (reply.status, reply.error["param"]) == (400, param), reply.body
+
+
+async def test_a_schema_is_written_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all prompts and completions of a request, checking and running it together."""
+    written: list[Any] = []
+
+    def counted(params: Any, *options: Any) -> Any:
+        written.append(params)
+        return grammar_source(params, *options)
+
+    monkeypatch.setattr(input_processor, "grammar_source", counted)
+    async with serving() as s:
+        options = {"json": {"type": "object"}}
+        reply = await s.completion(["SAY:a", "SAY:b"], n=2, structured_outputs=options)
+        assert reply.status == 200
+        assert len(reply.json["choices"]) == 4
+    assert len(written) == 1
