@@ -3,8 +3,9 @@
 - What no finite value satisfies is replaced by `false`. A node of a linked list whose `next` is
   required has no value that ends: its grammar compiles, and a model writes on until its tokens are
   used up.
-- Keywords that llguidance refuses are left out where they say nothing (`uniqueItems: false`), and
-  so are formats that are not JSON Schema's own, which are annotations (`password`, `int32`).
+- Keywords that llguidance refuses are left out where they say nothing (`uniqueItems: false`, or
+  null), and so are formats that are not JSON Schema's own, which are annotations (`password`,
+  `int32`).
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ def _copied(schema: Any, judge: _Judge) -> Any:
 
 
 def _says_nothing(key: str, value: Any) -> bool:
+    if value is None:  # programs write absent fields so; these may hold any value
+        return key not in ("const", "default")
     if key == "format":
         return isinstance(value, str) and value not in _FORMATS
     return any(type(value) is type(n) and value == n for n in _NEUTRAL.get(key, ()))

@@ -36,8 +36,9 @@ def subschemas(root: Any) -> Iterator[dict[str, Any]]:
 
 
 def reference_target(root: Any, reference: Any) -> Any:
-    """What a reference within a schema points at (RFC 6901); None: nothing, or elsewhere."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    """What a pointer within a schema points at (RFC 6901); None: nothing, or elsewhere, as a name
+    (`$anchor`) may."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     target = root
     for step in reference.split("/")[1:]:

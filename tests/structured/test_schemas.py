@@ -55,6 +55,7 @@ def test_no_finite_value(schema: dict[str, Any]) -> None:
         {"anyOf": [SELF, {"type": "null"}]},
         {"$ref": "#/nowhere/1"},
         {"$ref": "https://example.org/"},
+        {"$ref": "#name", "$defs": {"A": {"$anchor": "name"}}},
         {"type": "object", "patternProperties": {"^a": {}}, "required": ["a"],
          "additionalProperties": SELF},
     ],
@@ -95,6 +96,12 @@ def test_values_in_schemas_are_no_schemas() -> None:
         ({"format": "date-time"}, {"format": "date-time"}),
         ({"format": "regex"}, {"format": "regex"}),
         ({"uniqueItems": 0}, {"uniqueItems": 0}),
+        ({"type": None, "required": None, "enum": None, "items": None, "anyOf": None}, {}),
+        ({"const": None, "default": None}, {"const": None, "default": None}),
+        (
+            {"enum": [None], "properties": {"b": {"minimum": None}}},
+            {"enum": [None], "properties": {"b": {}}},
+        ),
         ({"properties": {"uniqueItems": False}}, {"properties": {"uniqueItems": False}}),
     ],
 )
@@ -115,7 +122,7 @@ def test_subschemas() -> None:
 @pytest.mark.parametrize(
     ("reference", "target"),
     [("#", 0), ("#/a~1b/1", 2), ("#/c~0", 3), ("#/a~1b/2", None), ("#/a~1b/x", None),
-     ("#/x", None), ("#/c~0/y", None), ("x#", None), (5, None)],
+     ("#/x", None), ("#/c~0/y", None), ("x#", None), ("#c~", None), (5, None)],
 )  # fmt: skip
 def test_references(reference: Any, target: Any) -> None:
     root = {"a/b": [1, 2], "c~": 3}

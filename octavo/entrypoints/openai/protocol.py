@@ -125,8 +125,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         max_completion_tokens: most new tokens; wins over max_tokens. Absent: what fits the model.
         logprobs: give the log probability of every token, and of `top_logprobs` alternatives.
         tools: function definitions for the template.
-        tool_choice: "auto", "none" (the tools are then kept from the template), "required", or
-            {"type": "function", "function": {"name": …}}.
+        tool_choice: "auto", "none" (the tools are then kept from the template), "required",
+            {"type": "function", "function": {"name": …}}, or {"type": "allowed_tools", …}.
         parallel_tool_calls: false: the first call alone is given.
         include_reasoning: false: reasoning is not given.
         reasoning_effort: a variable for the template, of the same name; "none" also clears

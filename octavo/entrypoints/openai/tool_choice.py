@@ -6,6 +6,7 @@ the JSON arguments of one (a named function). The parsers of it are in `engine.p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from octavo.contracts.structured_outputs import StructuredOutputsParams
@@ -21,7 +22,26 @@ def chosen_tools(request: ChatCompletionRequest | TokenizeRequest) -> list[dict[
     Raises:
         APIError: a tool is malformed, or `tool_choice` is none of its values.
     """
-    tools = [{"type": "function", **tool} for tool in request.tools or ()]
+    tools = _checked_tools(request.tools or ())
+    names = [tool["function"]["name"] for tool in tools]
+    choice, allowed = _choice_of(request)
+    if choice == "none":
+        return []
+    if missing := (allowed or set()) - set(names):
+        raise bad_request(
+            f"tool_choice names the function {shown(min(missing))}; tools has "
+            f"{shown(names) if names else 'none'}",
+            "tool_choice",
+        )
+    if allowed is not None and forced_name(request) is None:
+        tools = [tool for tool in tools if tool["function"]["name"] in allowed]
+    if choice == "required" and not tools:
+        raise bad_request(f"tool_choice={shown(choice)} needs tools; tools has none", "tool_choice")
+    return tools
+
+
+def _checked_tools(given: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    tools = [{"type": "function", **tool} for tool in given]
     earlier: dict[str, tuple[int, dict[str, Any]]] = {}
     for i, tool in enumerate(tools):
         function = tool.get("function")
@@ -49,36 +69,50 @@ def chosen_tools(request: ChatCompletionRequest | TokenizeRequest) -> list[dict[
                 "could not be told apart; give each a name of its own",
                 "tools",
             )
-    choice = request.tool_choice if isinstance(request, ChatCompletionRequest) else None
-    if choice in (None, "auto"):
-        return tools
-    if choice == "none":
-        return []
-    name = forced_name(request)
-    if choice != "required" and name is None:
-        raise bad_request(
-            f"tool_choice={shown(choice)} must be 'auto', 'none', 'required' or "
-            "{'type': 'function', 'function': {'name': …}}",
-            "tool_choice",
-        )
-    names = [tool["function"]["name"] for tool in tools]
-    if not tools or (name is not None and name not in names):
-        raise bad_request(
-            f"tool_choice={shown(choice)} needs {'tools' if name is None else 'that tool'}; "
-            f"tools has {shown(names) if names else 'none'}",
-            "tool_choice",
-        )
     return tools
+
+
+def _choice_of(request: ChatCompletionRequest | TokenizeRequest) -> tuple[str, set[str] | None]:
+    """auto, none or required; and the functions that may be called, where not all of them may.
+
+    Raises:
+        APIError: `tool_choice` is none of its values.
+    """
+    choice = request.tool_choice if isinstance(request, ChatCompletionRequest) else None
+    if choice is None or choice in ("auto", "none", "required"):
+        return str(choice or "auto"), None
+    name = _function_name(choice)
+    if name is not None:
+        return "required", {name}
+    options = choice if isinstance(choice, dict) else {}
+    given = options.get("allowed_tools")
+    if isinstance(given, dict) and options.get("type") == "allowed_tools":
+        mode, tools = given.get("mode"), given.get("tools")
+        names = {_function_name(tool) for tool in tools} if isinstance(tools, list) else set()
+        allowed = {name for name in names if name is not None}
+        if mode in ("auto", "required") and allowed and None not in names:
+            return mode, allowed
+    raise bad_request(
+        f"tool_choice={shown(choice)} must be 'auto', 'none', 'required', "
+        "{'type': 'function', 'function': {'name': …}}, or {'type': 'allowed_tools', "
+        "'allowed_tools': {'mode': 'auto' or 'required', 'tools': [such functions]}}",
+        "tool_choice",
+    )
+
+
+def _function_name(tool: Any) -> str | None:
+    """The name in `{"type": "function", "function": {"name": …}}`."""
+    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+        return None
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def forced_name(request: ChatCompletionRequest | TokenizeRequest) -> str | None:
     """The function that `tool_choice` names, if it does."""
     choice = request.tool_choice if isinstance(request, ChatCompletionRequest) else None
-    if not isinstance(choice, dict) or choice.get("type", "function") != "function":
-        return None
-    function = choice.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else None
+    return _function_name(choice)
 
 
 def forced_calls(request: ChatCompletionRequest) -> StructuredOutputsParams | None:
@@ -88,7 +122,7 @@ def forced_calls(request: ChatCompletionRequest) -> StructuredOutputsParams | No
         APIError: as `chosen_tools`; or another field asks for another grammar.
     """
     tools = chosen_tools(request)
-    if request.tool_choice in (None, "auto", "none"):
+    if _choice_of(request)[0] != "required":
         return None
     other = next(
         (n for n in ("response_format", "structured_outputs") if getattr(request, n) is not None),
@@ -157,6 +191,6 @@ def _with_references_in(place: str, schema: Any) -> Any:
         return schema
     copy = {key: _with_references_in(place, value) for key, value in schema.items()}
     reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
         copy["$ref"] = place + reference[1:]
     return copy

@@ -340,7 +340,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": {"a": 1}}}, "auto, any or none"),
     ({"thinking": {"type": []}}, "must be enabled, adaptive or disabled"),
     ({"messages": [{"role": {"a": 1}, "content": "x"}]}, "role={'a': 1} must be one of"),
-    ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "nope"}}, "needs that tool"),
+    (
+        {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "nope"}},
+        "names the function .nope.; tools has",
+    ),
     ({"tool_choice": {"type": "any"}}, "needs tools"),
     ({"thinking": {"type": "enabled"}}, "budget_tokens"),
     ({"thinking": {"type": "on"}}, "enabled, adaptive or disabled"),

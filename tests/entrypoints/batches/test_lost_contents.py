@@ -73,9 +73,8 @@ async def test_an_input_that_cannot_be_read_now(
     async with serving(batch_dir=str(tmp_path)) as s, client_of(s) as client:
         file = await client.files.create(file=("a", jsonl(say_lines(2))), purpose="batch")
         path = tmp_path / "contents" / file.id
-        data = path.read_bytes()
-        path.unlink()
-        path.mkdir()
+        whole = path.rename(tmp_path / "whole")
+        path.symlink_to(tmp_path)
         batch = await client.batches.create(
             input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
         )
@@ -83,8 +82,7 @@ async def test_an_input_that_cannot_be_read_now(
         assert (await client.batches.retrieve(batch.id)).status == "validating"
         reply = await s.get(f"/v1/files/{file.id}/content")
         assert (reply.status, reply.error["code"]) == (503, "storage_unavailable")
-        path.rmdir()
-        path.write_bytes(data)
+        whole.replace(path)  # in one, as the server looks for it meanwhile
         await until(client, batch.id, "completed")
 
 

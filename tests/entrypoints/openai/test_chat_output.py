@@ -376,8 +376,11 @@ async def test_forced_calls_that_cannot_be() -> None:
     async with serving() as s:
         for fields, expected in (
             ({"tool_choice": "required"}, "tool_choice: tool_choice='required' needs tools"),
-            ({"tool_choice": named, "tools": TOOLS}, "needs that tool"),
-            ({"tool_choice": "some", "tools": TOOLS}, "must be 'auto', 'none', 'required' or"),
+            ({"tool_choice": named, "tools": TOOLS}, "names the function 'f'; tools has ['get_we"),
+            (
+                {"tool_choice": "some", "tools": TOOLS},
+                "must be 'auto', 'none', 'required', {'type'",
+            ),
             ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "must be 'auto'"),
             ({"tool_choice": "required", "tools": twice}, "tools: tools[0] and tools[1] differ"),
             ({"tools": twice}, "tools: tools[0] and tools[1] differ, and both are named 'a'"),

@@ -129,6 +129,45 @@ def test_what_cannot_be_bound_is_an_error_where_the_function_is_strict(choice: A
             assert not accepts(params, said.replace("words", "word"))
 
 
+def allowed(mode: Any, *names: Any) -> dict[str, Any]:
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]},
+    }
+
+
+def test_allowed_tools() -> None:
+    """OpenAI's way to have a model call some of the tools only."""
+    request = ChatCompletionRequest(
+        messages=[], tools=TOOLS, tool_choice=allowed("auto", "stop", "go")
+    )
+    assert [t["function"]["name"] for t in chosen_tools(request)] == ["go", "stop"]
+    assert forced_calls(request) is None
+    assert allows('[{"name": "stop", "parameters": {}}]', allowed("required", "stop"))
+    assert not allows('[{"name": "turn", "parameters": {}}]', allowed("required", "stop"))
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        allowed("none", "go"),
+        allowed("auto"),
+        allowed("auto", "fly"),
+        allowed("required", 5),
+        {"type": "allowed_tools"},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": "go"}},
+        {"type": "custom", "custom": {"name": "go"}},
+        {"type": "function"},
+        "any",
+    ],
+)
+def test_no_choice(choice: Any) -> None:
+    request = ChatCompletionRequest(messages=[], tools=TOOLS, tool_choice=choice)
+    with pytest.raises(APIError) as caught:
+        chosen_tools(request)
+    assert (caught.value.status, caught.value.param) == (400, "tool_choice")
+
+
 def test_the_same_tool_twice_is_one() -> None:
     request = ChatCompletionRequest(messages=[], tools=[*TOOLS, *TOOLS], tool_choice="required")
     assert len(chosen_tools(request)) == 2 * len(TOOLS), "the template shows what came"
