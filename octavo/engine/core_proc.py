@@ -253,7 +253,7 @@ def _called_of_grammar(core: EngineCore, call: wire.Call) -> wire.Result:
         asked = msgspec.convert(call.arguments, _GrammarArguments)
     except msgspec.ValidationError as error:
         return wire.Result(call_id=call.call_id, error=f"{call.method}: {error}")
-    grammar = GrammarSource(asked.kind, asked.text)
+    grammar = GrammarSource(asked.kind, asked.text, asked.prefix)
     if call.method == "forget_grammar":
         core.forget_grammar(grammar)
         return wire.Result(call_id=call.call_id, value=True)
@@ -265,6 +265,7 @@ class _GrammarArguments(msgspec.Struct):
 
     kind: GrammarKind
     text: str
+    prefix: str = ""
     first: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]] | None = None
 
 

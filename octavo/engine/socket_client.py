@@ -170,7 +170,11 @@ class SocketClient(AsyncCoreClient):
         return view
 
     async def check_grammar(self, grammar: GrammarSource, first: Sequence[int] | None) -> None:
-        arguments: _Arguments = {"kind": grammar.kind, "text": grammar.text}
+        arguments: _Arguments = {
+            "kind": grammar.kind,
+            "text": grammar.text,
+            "prefix": grammar.prefix,
+        }
         asked = arguments if first is None else {**arguments, "first": list(first)}
         pause = _LEAST_GRAMMAR_PAUSE
         try:

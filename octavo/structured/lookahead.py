@@ -54,9 +54,9 @@ def without_lookahead(schema: dict[str, Any]) -> dict[str, Any]:
         return schema
     lookaheads, rest = split_lookaheads(pattern)
     patterns = list(map(_as_pattern, lookaheads))
-    if not patterns or None in patterns:
+    also = schema.get("allOf") or []
+    if not patterns or None in patterns or not isinstance(also, list):
         return schema
-    also = schema.get("allOf", [])
     return {**schema, "pattern": rest, "allOf": [*also, *({"pattern": p} for p in patterns)]}
 
 

@@ -92,11 +92,14 @@ class _Judge:
         self.is_lenient = _map(root.get("x-guidance")).get("lenient") is True
 
     def goes_on(self) -> bool:
-        """Judge what is open once more; whether that found anything."""
-        found = [key for key, schema in self._open.items() if self._has_finite(schema)]
-        for key in found:
-            del self._open[key]
-        return bool(found) and bool(self._open)
+        """Judge what is open once more; whether that found anything. The other way round each
+        time: a chain of references is known after two."""
+        before = self._open
+        self._open = dict(reversed(before.items()))
+        for key, schema in before.items():
+            if self._has_finite(schema):
+                del self._open[key]
+        return 0 < len(self._open) < len(before)
 
     def is_judged(self, schema: dict[str, Any]) -> bool:
         """Whether this is a schema, and not a part of one, or a value in one."""
@@ -133,7 +136,7 @@ class _Judge:
         named = _map(schema.get("properties"))
         others = schema.get("additionalProperties")
         patterns = list(_map(schema.get("patternProperties")).values())
-        for name in _list(schema.get("required")):
+        for name in filter(_is_name, _list(schema.get("required"))):
             value = named.get(name) if patterns else named.get(name, others)
             if self.is_endless(value):
                 return False
@@ -155,6 +158,10 @@ def _list(value: Any) -> list[Any]:
 
 def _map(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _count(value: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ _SCHEMAS = (
 """Keywords with a schema or a list of schemas."""
 _MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 """Keywords with schemas by name."""
+_INDEX = re.compile("[0-9]{1,9}")
 
 
 def subschemas(root: Any) -> Iterator[dict[str, Any]]:
@@ -44,7 +46,7 @@ def reference_target(root: Any, reference: Any) -> Any:
     for step in reference.split("/")[1:]:
         if isinstance(target, dict):
             target = target.get(step.replace("~1", "/").replace("~0", "~"))
-        elif isinstance(target, list) and step.isdecimal() and int(step) < len(target):
+        elif isinstance(target, list) and _INDEX.fullmatch(step) and int(step) < len(target):
             target = target[int(step)]
         else:
             return None

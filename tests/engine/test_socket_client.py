@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import zmq
+from tokenizers import Tokenizer
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.messages import EngineOutputs, EngineRequest, FinishReason
@@ -106,11 +107,14 @@ def test_requests_and_calls(model: Path) -> None:
 
 
 def test_grammars_are_checked_in_the_core(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And taken back where whoever asked has gone."""
+    """With what comes in front; and taken back where whoever asked has gone."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
 
     async def test(client: SocketClient) -> None:
         reader = asyncio.ensure_future(read_forever(client))
         await client.check_grammar(GrammarSource("regex", "ab"), list(range(256)))
+        in_front = GrammarSource("regex", "b", 'prefix: "a"')
+        await client.check_grammar(in_front, [tokenizer.token_to_id("a")])
         for grammar, first in (("ab", [256]), ("(a", None)):
             with pytest.raises(RequestError, match="grammar") as refused:
                 await client.check_grammar(GrammarSource("regex", grammar), first)

@@ -66,6 +66,11 @@ def test_what_no_pattern_can_say_stays_and_is_refused() -> None:
         matcher_of(grammar_source(StructuredOutputsParams(json=schema)))
 
 
+def test_null_is_no_condition() -> None:
+    schema = {"allOf": None, "pattern": "^(?=a).*$"}
+    assert without_lookahead(schema) == {"allOf": [{"pattern": "^(?:a)"}], "pattern": "^.*$"}
+
+
 def test_other_conditions_stay() -> None:
     schema = {"allOf": [{"maxLength": 2}], "pattern": "^(?=a).*$", "minLength": 1}
     assert without_lookahead(schema) == {

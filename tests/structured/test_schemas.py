@@ -54,6 +54,8 @@ def test_no_finite_value(schema: dict[str, Any]) -> None:
         {"type": "array", "items": SELF, "prefixItems": [{}], "minItems": 1},
         {"anyOf": [SELF, {"type": "null"}]},
         {"$ref": "#/nowhere/1"},
+        {"$ref": f"#/enum/{'9' * 5000}", "enum": [1]},
+        {"type": "object", "required": [["a"]]},
         {"$ref": "https://example.org/"},
         {"$ref": "#name", "$defs": {"A": {"$anchor": "name"}}},
         {"type": "object", "patternProperties": {"^a": {}}, "required": ["a"],

@@ -8,37 +8,42 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.engine.parsers.pythonic import PythonicError, parse_value
-
-_MAX_DEPTH = 16
-"""Of references and alternatives within each other; what is deeper says nothing of types."""
+from octavo.structured.subschemas import reference_target
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = _MAX_DEPTH) -> frozenset[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """JSON Schema's names of the types that a schema allows; none where it does not say.
 
     Args:
         root: the schema in which references point.
     """
-    if not isinstance(schema, Mapping) or not depth:
-        return frozenset()
+    types: set[str] = set()
+    is_nullable = False
+    todo, seen = [schema], set()
+    while todo:
+        part = todo.pop()
+        if not isinstance(part, Mapping) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        is_nullable |= part.get("nullable") is True
+        own = _own_types(part)
+        types |= own
+        if not own:
+            todo.append(reference_target(root, part.get("$ref")))
+            for key in ("anyOf", "oneOf", "allOf"):
+                todo += part[key] if isinstance(part.get(key), list) else []
+    return frozenset(types | {"null"} if types and is_nullable else types)
+
+
+def _own_types(schema: Mapping[str, Any]) -> set[str]:
+    """The types that a schema names itself, or those of the values that it allows."""
     said = schema.get("type")
-    types = {said} if isinstance(said, str) else set()
-    if isinstance(said, list):
-        types = {kind for kind in said if isinstance(kind, str)}
-    if not types:
-        if isinstance(schema.get("enum"), list):
-            types = {_type_of(value) for value in schema["enum"]}
-        elif "const" in schema:
-            types = {_type_of(schema["const"])}
-    if not types:
-        parts = [_target(schema["$ref"], root)] if "$ref" in schema else []
-        for key in ("anyOf", "oneOf", "allOf"):
-            parts += schema[key] if isinstance(schema.get(key), list) else []
-        for part in parts:
-            types |= types_of(part, root, depth - 1)
-    if types and schema.get("nullable") is True:
-        types.add("null")
-    return frozenset(types)
+    types = said if isinstance(said, list) else [said]
+    if named := {kind for kind in types if isinstance(kind, str)}:
+        return named
+    if isinstance(schema.get("enum"), list):
+        return {_type_of(value) for value in schema["enum"]}
+    return {_type_of(schema["const"])} if "const" in schema else set()
 
 
 def value_of(text: str, types: frozenset[str]) -> Any:
@@ -95,13 +100,3 @@ def _type_of(value: Any) -> str:
         if isinstance(value, python):
             return kind
     return "object"
-
-
-def _target(reference: Any, root: Mapping[str, Any]) -> Any:
-    """What `#/$defs/NAME` points at; None where that is nothing."""
-    target: Any = root
-    steps = str(reference).removeprefix("#").split("/")[1:]
-    for step in steps:
-        key = step.replace("~1", "/").replace("~0", "~")
-        target = target.get(key) if isinstance(target, Mapping) else None
-    return target if str(reference).startswith("#") else None

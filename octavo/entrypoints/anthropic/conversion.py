@@ -14,7 +14,7 @@ from octavo.errors import shown
 
 _MARKS = {"type", "cache_control"}
 """Every block and tool may have these; prefixes are cached without `cache_control` too."""
-_BILLING_HEADER = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
+_BILLING_HEADER = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 """What Claude Code puts in front of its system prompt: a line for Anthropic's accounts, with a hash
 that differs in every request. In the prompt it would keep all that follows from being cached."""
 
@@ -60,7 +60,7 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
     if not request.messages:
         raise bad_request("messages must hold at least one message", "messages")
     messages: list[dict[str, Any]] = []
-    system = _BILLING_HEADER.sub("", _text("system", request.system or ""), count=1)
+    system = _BILLING_HEADER.sub("", _text("system", request.system or ""))
     if system:
         messages.append({"role": "system", "content": system})
     for i, message in enumerate(request.messages):

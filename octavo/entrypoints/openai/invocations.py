@@ -10,7 +10,7 @@ from msgspec import UNSET, Raw, UnsetType
 from octavo.entrypoints.openai import chat, completions, embeddings, scoring
 from octavo.entrypoints.openai.api_route import APIRoute
 from octavo.entrypoints.openai.errors import bad_request
-from octavo.entrypoints.openai.parsing import parse_object
+from octavo.entrypoints.openai.parsing import parse_object, without_bom
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -50,7 +50,7 @@ class _Fields(msgspec.Struct):
 async def invoke(call: Call) -> Response | EventStream:
     """Answer a body as the route answers it that its fields are of."""
     try:
-        fields = msgspec.json.decode(call.body, type=_Fields)
+        fields = msgspec.json.decode(without_bom(call.body), type=_Fields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         parse_object(call.body)
         raise bad_request("the body must be a JSON object") from None

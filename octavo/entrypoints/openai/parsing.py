@@ -130,7 +130,7 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
                 code="request_too_large",
             )
     try:
-        values = msgspec.json.decode(memoryview(body)[len(_BOM) :] if body[:3] == _BOM else body)
+        values = msgspec.json.decode(without_bom(body))
     except msgspec.ValidationError:  # of values without a type it is only ever this
         raise bad_request(
             "the body holds a number out of range: at most 1.7e308, an integer 4,300 digits"
@@ -144,6 +144,11 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise bad_request("the body must be a JSON object")
     return {name: value for name, value in values.items() if value is not None}
+
+
+def without_bom(body: bytes | bytearray) -> bytes | bytearray | memoryview:
+    """JSON without the byte order mark in front of it."""
+    return memoryview(body)[len(_BOM) :] if body.startswith(_BOM) else body
 
 
 def _unknown(name: str, known: list[str], what: str = "field") -> str:

@@ -98,6 +98,7 @@ UNSUPPORTED_ROUTES: dict[str, str] = {
     "/api/embed": "use POST /v1/embeddings",
 }
 """Path, which stands for those below it too → why it is none, or what to use instead."""
+_MOST_STEPS = max(len(path.split("/")) for path in UNSUPPORTED_ROUTES)
 
 _DEV_PATHS = frozenset(route.path for route in admin.ROUTES)
 
@@ -118,8 +119,9 @@ def no_such_route(path: str) -> APIError:
 
 def _why_unsupported(path: str) -> str:
     """Of the longest beginning that is in the table; "" where there is none."""
-    while path:
-        if path in UNSUPPORTED_ROUTES:
-            return UNSUPPORTED_ROUTES[path]
-        path = path.rpartition("/")[0]
+    steps = path.split("/", _MOST_STEPS)[:_MOST_STEPS]  # a path may have many thousands
+    while steps:
+        if why := UNSUPPORTED_ROUTES.get("/".join(steps)):
+            return why
+        steps.pop()
     return ""

@@ -261,6 +261,8 @@ async def test_a_billing_header_does_not_keep_prompts_from_being_cached(as_block
         assert usage["cache_read_input_tokens"] >= usage["input_tokens"] > 0
         await s.post("/v1/messages", said("a", system=header))
         assert [m["role"] for m in s.engine.rendered[-1][0]] == ["user"]
+        await s.post("/v1/messages", said("a", system=f"Beware of {header}"))
+        assert s.engine.rendered[-1][0][0]["content"] == f"Beware of {header}"
 
 
 async def test_count_tokens_is_what_the_message_has() -> None:

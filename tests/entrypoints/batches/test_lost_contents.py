@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.entrypoints.batches.batch_lab import (
-    client_of,
     content_of,
     create,
     jsonl,
@@ -17,6 +16,7 @@ from tests.entrypoints.batches.batch_lab import (
 )
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import eventually, serving
+from tests.entrypoints.openai.official_client import client_of
 
 
 async def test_an_input_that_vanished(tmp_path: Path) -> None:

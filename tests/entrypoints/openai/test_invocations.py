@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -35,6 +36,12 @@ async def test_the_same_answer(path: str, body: dict[str, Any]) -> None:
                 del answer[name]
             answer["usage"].pop("prompt_tokens_details", None)  # the second one finds a prefix
         assert answers[0] == answers[1]
+
+
+async def test_a_byte_order_mark() -> None:
+    async with serving() as s:
+        body = b"\xef\xbb\xbf" + json.dumps({"messages": USER}).encode()
+        assert (await s.post("/invocations", body)).status == 200
 
 
 async def test_a_stream() -> None:

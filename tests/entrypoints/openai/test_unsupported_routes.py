@@ -42,7 +42,7 @@ async def test_each_of_vllm_is_here_or_refused_by_name() -> None:
 
 async def test_below_them_and_beside_them() -> None:
     async with serving() as s:
-        for path in ("/v1/images/generations", "/v1/audio/speech", "/v1/threads/t/runs/r"):
+        for path in ("/v1/images/generations", "/v1/audio/speech", "/v1/threads" + "/r" * 1000):
             assert (await s.post(path, {})).error["code"] == "unsupported_route"
         for path in ("/v1/imagesx", "/classify2", "/v1", "/nowhere", "//classify"):
             assert (await s.post(path, {})).error["code"] is None
