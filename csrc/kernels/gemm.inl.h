@@ -12,9 +12,12 @@
 //     kMaxUnblockedK, kBlockK a longer K is walked in blocks of kBlockK where there are many rows
 //     row_bytes()             of a row of x
 //     panel_at(panel, k)      address of a panel's part from k on
-//     tile<MR, kFetch>(row, panel, k0, k1, c, ldc, next)
-//                             c[MR][32] = (k0 > 0 ? c : start) + rows · panel over [k0, k1);
-//                             float32 once k1 is all of K. Fetches from `next` on (Fetch)
+//     tile<MR, kFetch>(at, row, panel, k0, k1, c, ldc, next)
+//                             c[MR][32] = (k0 > 0 ? c : start) + rows · panel over [k0, k1), which
+//                             lies at `at`; float32 once k1 is all of K. Fetches from `next` on
+//                             (Fetch)
+//     kLeastUnpackedRows      with so many rows panels are unpacked first (gemm_unpacked.inl.h); 0:
+//                             never
 #pragma once
 
 #include "kernels/pages_ahead.inl.h"
@@ -66,15 +69,15 @@ OCTAVO_INLINE int gemm_row_block(int rows, int row_bytes, bool blocked) {
 }
 
 template <class G, Fetch kFetch>
-OCTAVO_NOINLINE void gemm_rows(const G& g, int mr, int row, int panel, int k0, int k1, float* c,
-                               std::int64_t ldc, const char* next) {
+OCTAVO_NOINLINE void gemm_rows(const G& g, const char* at, int mr, int row, int panel, int k0,
+                               int k1, float* c, std::int64_t ldc, const char* next) {
   constexpr int kLeast = kFetch == Fetch::kAhead ? kUnfetchedRows + 1 : 1;
   constexpr bool kIsOneOfMany = kFetch == Fetch::kNext || kFetch == Fetch::kPages;
   constexpr int kMost = kIsOneOfMany ? G::kMaxRows : G::kMaxLoneRows;
-#define OCTAVO_ROWS(n)                                              \
-  case n:                                                           \
-    if constexpr (n >= kLeast && n <= kMost)                        \
-      g.template tile<n, kFetch>(row, panel, k0, k1, c, ldc, next); \
+#define OCTAVO_ROWS(n)                                                  \
+  case n:                                                               \
+    if constexpr (n >= kLeast && n <= kMost)                            \
+      g.template tile<n, kFetch>(at, row, panel, k0, k1, c, ldc, next); \
     return;
   switch (mr) {
     OCTAVO_ROWS(1)
@@ -89,11 +92,18 @@ OCTAVO_NOINLINE void gemm_rows(const G& g, int mr, int row, int panel, int k0, i
 #undef OCTAVO_ROWS
 }
 
+// Rows of the next tile: the last two share theirs, as a tile of one row or two waits for its own
+// chains.
+template <class G>
+OCTAVO_INLINE int gemm_tile_rows(int left) {
+  return left >= 2 * G::kMaxRows ? G::kMaxRows : left > G::kMaxRows ? (left + 1) / 2 : left;
+}
+
 // Runs `epilogue(row, count, panel, panels, c, ldc)` on finished tiles of `count` rows by a group
 // of up to `group` panels. The task's scratch holds gemm_tile_floats(group) floats.
 template <class G, class Epilogue>
-OCTAVO_INLINE void gemm(const G& g, const GemmRange& r, int group, const Task& task,
-                        Epilogue&& epilogue) {
+OCTAVO_INLINE void gemm_as_stored(const G& g, const GemmRange& r, int group, const Task& task,
+                                  Epilogue&& epilogue) {
   const int rows = r.row_end - r.row_begin, depth = g.depth();
   if (rows <= 0 || r.panel_begin >= r.panel_end) return;
   const bool lone = rows <= G::kMaxLoneRows;
@@ -111,28 +121,23 @@ OCTAVO_INLINE void gemm(const G& g, const GemmRange& r, int group, const Task& t
       for (int k0 = 0; k0 < depth; k0 += block_k) {
         const int k1 = k0 + block_k < depth ? k0 + block_k : depth;
         for (int m = m0, pass = 0; m < m1; ++pass) {
-          // The last two tiles share their rows: a tile of one row or two waits for its own chains.
-          const int left = m1 - m;
-          const int mr = lone                      ? rows
-                         : left >= 2 * G::kMaxRows ? G::kMaxRows
-                         : left > G::kMaxRows      ? (left + 1) / 2
-                                                   : left;
+          const int mr = lone ? rows : gemm_tile_rows<G>(m1 - m);
           float* c = tile + (blocked ? (m - m0) * ldc : 0);
           for (int p = p0; p < p0 + panels; ++p) {
             float* out = c + (p - p0) * kPanel;
+            const char* at = g.panel_at(p, k0);
             // The first two of several row tiles fetch what comes next, a line of two each; others
             // what the next attention reads.
             if (!lone && pass < 2) {
               const char* next = k1 == depth ? g.panel_at(p + group, 0) : g.panel_at(p, k1);
-              gemm_rows<G, Fetch::kNext>(g, mr, m, p, k0, k1, out, ldc, next + pass * kLine);
+              gemm_rows<G, Fetch::kNext>(g, at, mr, m, p, k0, k1, out, ldc, next + pass * kLine);
             } else if (!lone && !pages.done()) {
-              const char* next = pages.take((g.panel_at(p, k1) - g.panel_at(p, k0)) / 2);
-              gemm_rows<G, Fetch::kPages>(g, mr, m, p, k0, k1, out, ldc, next);
+              const char* next = pages.take((g.panel_at(p, k1) - at) / 2);
+              gemm_rows<G, Fetch::kPages>(g, at, mr, m, p, k0, k1, out, ldc, next);
             } else if (lone && rows > kUnfetchedRows) {
-              const char* next = g.panel_at(p, k0) + kFetchAhead;
-              gemm_rows<G, Fetch::kAhead>(g, mr, m, p, k0, k1, out, ldc, next);
+              gemm_rows<G, Fetch::kAhead>(g, at, mr, m, p, k0, k1, out, ldc, at + kFetchAhead);
             } else {
-              gemm_rows<G, Fetch::kNone>(g, mr, m, p, k0, k1, out, ldc, nullptr);
+              gemm_rows<G, Fetch::kNone>(g, at, mr, m, p, k0, k1, out, ldc, nullptr);
             }
           }
           if (k1 == depth) epilogue(m, mr, p0, panels, c, ldc);

@@ -54,6 +54,7 @@ struct FloatGemm {
   static constexpr int kMaxLoneRows = E::kMaxRows;
   static constexpr int kMaxUnblockedK = E::kMaxUnblockedK;
   static constexpr int kBlockK = E::kBlockK;
+  static constexpr int kLeastUnpackedRows = 0;
 
   const Buffer& x;
   const LinearWeight& w;
@@ -68,12 +69,12 @@ struct FloatGemm {
   }
 
   template <int MR, Fetch kFetch>
-  OCTAVO_NOINLINE void tile(int row, int panel, int k0, int k1, float* c, std::int64_t ldc,
-                            const char* next) const {
+  OCTAVO_NOINLINE void tile(const char* at, int row, int panel, int k0, int k1, float* c,
+                            std::int64_t ldc, const char* next) const {
     constexpr int NV = MR <= 2 ? kNarrowTileVectors : kTileVectors;
     constexpr int kWidth = NV * kLanes;
     const T* a = static_cast<const T*>(x.data) + row * x.ld + k0;
-    const T* b = reinterpret_cast<const T*>(panel_at(panel, k0));
+    const T* b = reinterpret_cast<const T*>(at);
     const float* bias = w.bias ? w.bias + panel * kPanel : nullptr;
     const int steps = (k1 - k0) / E::kStep;
     gemm_tile<E, MR, NV, kFetch>(a, x.ld, b, steps, c, ldc, bias, k0 == 0, next);

@@ -38,7 +38,12 @@ struct QuantizedGemm {
   static constexpr int kMaxLoneRows = kScaleApart ? D::kMaxLoneRows : kMaxRows;
   static constexpr int kMaxUnblockedK = 2048;
   static constexpr int kBlockK = 2048;
+  static constexpr int kLeastUnpackedRows = kTraits.bits == 4 ? D::kLeastUnpackedRows : 0;
   static_assert(kBlockK % kGroup == 0 && kBlockBytes % kLine == 0);
+
+  // What 4-bit panels are unpacked into: the same codes and scales.
+  using Unpacked =
+      QuantizedGemm<D, kTraits.has_min ? WeightFormat::kInt8G32Min : WeightFormat::kInt8G32>;
 
   const Buffer& x;
   const LinearWeight& w;
@@ -55,13 +60,21 @@ struct QuantizedGemm {
   }
 
   template <int MR, Fetch kFetch>
-  OCTAVO_NOINLINE void tile(int row, int panel, int k0, int k1, float* c, std::int64_t ldc,
-                            const char* next) const {
+  OCTAVO_NOINLINE void tile(const char* at, int row, int panel, int k0, int k1, float* c,
+                            std::int64_t ldc, const char* next) const {
     constexpr int kWidth = D::kTileVectors * kLanes;
-    columns<MR, kFetch>(row, panel, 0, k0, k1, c, ldc, next);
+    columns<MR, kFetch>(at, row, panel, 0, k0, k1, c, ldc, next);
     OCTAVO_NO_UNROLL for (int j = kWidth; j < kPanel; j += kWidth) {
-      columns<MR, Fetch::kNone>(row, panel, j, k0, k1, c, ldc, next);
+      columns<MR, Fetch::kNone>(at, row, panel, j, k0, k1, c, ldc, next);
     }
+  }
+
+  // A tile of kMaxRows rows that leaves its part of the panel at `unpacked`, and fetches as much
+  // from `next` on.
+  OCTAVO_NOINLINE void unpack_tile(const char* at, int row, int panel, int k0, int k1, float* c,
+                                   std::int64_t ldc, const char* next, char* unpacked) const {
+    static_assert(D::kTileVectors * kLanes == kPanel);
+    columns<kMaxRows, Fetch::kAhead, true>(at, row, panel, 0, k0, k1, c, ldc, next, unpacked);
   }
 
  private:
@@ -95,9 +108,10 @@ struct QuantizedGemm {
   }
 
   // acc += four (4-bit codes: two times four) K of the weights at `b` by those of the rows at `a`.
-  template <int MR>
+  // kUnpack: leaves the codes at `to`.
+  template <int MR, bool kUnpack>
   static OCTAVO_INLINE void add_quad(I32 (&acc)[MR][NV], const std::uint8_t* b,
-                                     const std::int8_t* a, std::int64_t ldx) {
+                                     const std::int8_t* a, std::int64_t ldx, char* to) {
     if constexpr (kTraits.bits == 8) {
       typename D::W codes[NV];
       OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
@@ -113,6 +127,10 @@ struct QuantizedGemm {
         const typename D::Raw raw = D::load_raw(b + j * kLanes * 4);
         low[j] = D::low(raw);
         high[j] = D::high(raw);
+        if constexpr (kUnpack) {
+          D::store_codes(to + j * kLanes * 4, low[j]);
+          D::store_codes(to + kCodeBytes + j * kLanes * 4, high[j]);
+        }
       }
       OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
         const typename D::X4 first = D::broadcast4(a + i * ldx);
@@ -145,10 +163,10 @@ struct QuantizedGemm {
   }
 
   // The integer sums of group g.
-  template <int MR, Fetch kFetch>
+  template <int MR, Fetch kFetch, bool kUnpack>
   static OCTAVO_INLINE void sum_group(I32 (&acc)[MR][NV], const std::uint8_t* b,
                                       const QuantizedRow& r, int g, std::int64_t ldx,
-                                      const char* next) {
+                                      const char* next, char* unpacked) {
     OCTAVO_UNROLL for (int i = 0; i < MR; ++i) {
       const std::int32_t start =
           kTraits.has_min ? 0 : read<std::int32_t>(r.corrections + g, i * ldx);
@@ -165,11 +183,26 @@ struct QuantizedGemm {
     OCTAVO_NO_UNROLL for (int q = 0; q < kQuads; q += kUnroll) {
       OCTAVO_UNROLL for (int u = 0; u < kUnroll; ++u) {
         fetch<kFetch>(next, (q + u) * kQuadBytes);
-        add_quad<MR>(acc, b + (q + u) * kQuadBytes, a + (q + u) * 4, ldx);
+        const int at = (q + u) * kQuadBytes;
+        add_quad<MR, kUnpack>(acc, b + at, a + (q + u) * 4, ldx, kUnpack ? unpacked + at : nullptr);
       }
     }
     OCTAVO_UNROLL for (int at = kCodeBytes; at < kBlockBytes; at += kQuadBytes) {
       fetch<kFetch>(next, at);
+    }
+  }
+
+  // A group's scales and minima behind its codes at `unpacked`.
+  static OCTAVO_INLINE void unpack_scales(const char* scales, char* unpacked) {
+    char* to = unpacked + Unpacked::kCodeBytes;
+    if constexpr (Unpacked::kTraits.scale_bytes == kTraits.scale_bytes) {
+      __builtin_memcpy(to, scales, kBlockBytes - kCodeBytes);
+    } else {
+      static_assert(Unpacked::kTraits.scale_bytes == sizeof(float) && kTraits.has_min);
+      float* floats = reinterpret_cast<float*>(to);
+      OCTAVO_UNROLL for (int j = 0; j < 2 * kPanel; j += kLanes) {
+        store(floats + j, load_scale(scales, j));
+      }
     }
   }
 
@@ -195,12 +228,12 @@ struct QuantizedGemm {
     }
   }
 
-  template <int MR, Fetch kFetch>
-  OCTAVO_INLINE void columns(int row, int panel, int column, int k0, int k1, float* c,
-                             std::int64_t ldc, const char* next) const {
+  template <int MR, Fetch kFetch, bool kUnpack = false>
+  OCTAVO_INLINE void columns(const char* block, int row, int panel, int column, int k0, int k1,
+                             float* c, std::int64_t ldc, const char* next,
+                             char* unpacked = nullptr) const {
     const std::int64_t ldx = x.ld * 4, first = static_cast<std::int64_t>(panel) * kPanel + column;
     const QuantizedRow r = quantized_row(x, row, w.k_padded, w.k_padded / kGroup);
-    const char* block = panel_at(panel, k0);
     F32 f[MR][NV];
     OCTAVO_UNROLL for (int j = 0; j < NV; ++j) {
       const F32 start = !kScaleApart && w.bias ? load(w.bias + first + j * kLanes) : set1(0.0f);
@@ -211,8 +244,12 @@ struct QuantizedGemm {
     OCTAVO_NO_UNROLL for (int g = k0 / kGroup; g < k1 / kGroup; ++g, block += kBlockBytes) {
       const auto* b = reinterpret_cast<const std::uint8_t*>(block) + column * 4;
       I32 acc[MR][NV];
-      sum_group<MR, kFetch>(acc, b, r, g, ldx, next);
+      sum_group<MR, kFetch, kUnpack>(acc, b, r, g, ldx, next, unpacked);
       add_group<MR>(f, acc, block + kCodeBytes, column, r, g, ldx);
+      if constexpr (kUnpack) {
+        unpack_scales(block + kCodeBytes, unpacked);
+        unpacked += Unpacked::kBlockBytes;
+      }
       if (kFetch != Fetch::kNone) next += kBlockBytes / kOwnPerFetched<kFetch>;
     }
     if (kScaleApart && k1 == w.k_padded) {

@@ -2,7 +2,7 @@
 // activations that come out.
 #pragma once
 
-#include "kernels/gemm.inl.h"
+#include "kernels/gemm_unpacked.inl.h"
 
 namespace octavo {
 namespace {

@@ -1,7 +1,7 @@
 // Logits of chosen rows, and the best of each row without the others. G multiplies (gemm.inl.h).
 #pragma once
 
-#include "kernels/gemm.inl.h"
+#include "kernels/gemm_unpacked.inl.h"
 
 namespace octavo {
 namespace {

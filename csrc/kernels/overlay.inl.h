@@ -82,7 +82,8 @@ inline void overlay_quantized_embedding(KernelTable& table) {
 }
 
 inline std::int64_t gemm_scratch(int panels_per_group) {
-  return gemm_tile_floats(panels_per_group) * static_cast<std::int64_t>(sizeof(float));
+  return gemm_tile_floats(panels_per_group) * static_cast<std::int64_t>(sizeof(float)) +
+         kUnpackedBytes;
 }
 
 inline void overlay_float32(KernelTable& table) {

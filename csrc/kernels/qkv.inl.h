@@ -1,7 +1,7 @@
 // q, k, v of one projection: head norm, rope, and the store of k and v into the cache.
 #pragma once
 
-#include "kernels/gemm.inl.h"
+#include "kernels/gemm_unpacked.inl.h"
 #include "kernels/kv_page.inl.h"
 
 namespace octavo {

@@ -105,6 +105,7 @@ struct DotWidened {
   static constexpr int kTileVectors = 2;
   static constexpr int kMaxRows = 4;
   static constexpr int kMaxLoneRows = kMaxRows;
+  static constexpr int kLeastUnpackedRows = 0;
 
   static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));

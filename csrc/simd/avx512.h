@@ -108,6 +108,7 @@ struct DotWidened {
   static constexpr int kTileVectors = 2;
   static constexpr int kMaxRows = 4;
   static constexpr int kMaxLoneRows = kMaxRows;
+  static constexpr int kLeastUnpackedRows = 0;
 
   static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
   static OCTAVO_INLINE W all(Raw v) {

@@ -15,6 +15,7 @@ struct DotVnni {
   static constexpr int kTileVectors = 2;
   static constexpr int kMaxRows = 4;
   static constexpr int kMaxLoneRows = 8;
+  static constexpr int kLeastUnpackedRows = 16;
 
   static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
   static OCTAVO_INLINE W all(Raw v) { return v; }
@@ -22,6 +23,7 @@ struct DotVnni {
   static OCTAVO_INLINE W4 high(Raw v) {
     return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(0x0f));
   }
+  static OCTAVO_INLINE void store_codes(char* p, W4 v) { _mm512_storeu_si512(p, v); }
   static OCTAVO_INLINE W4 nibbles(Raw v, int shift) {
     return low(_mm512_srl_epi16(v, _mm_cvtsi32_si128(shift)));
   }

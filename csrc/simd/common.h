@@ -24,7 +24,9 @@
 //     X, X4               4 int8 activations in all lanes, to go with W and with W4: by broadcast
 //                         and broadcast4
 //     dot                 acc + the sum over the 4 of w * x; wraps, never saturates
-//     kTileVectors        vectors of a tile row; kMaxRows, kMaxLoneRows: see gemm.inl.h
+//     kTileVectors        vectors of a tile row; kMaxRows, kMaxLoneRows, kLeastUnpackedRows: see
+//                         gemm.inl.h
+//     store_codes         a W4 as bytes, where kLeastUnpackedRows is not 0
 #pragma once
 
 #include <cstddef>

@@ -109,6 +109,7 @@ struct DotWidened {
   static constexpr int kTileVectors = 1;
   static constexpr int kMaxRows = 1;
   static constexpr int kMaxLoneRows = kMaxRows;
+  static constexpr int kLeastUnpackedRows = 0;
 
   static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) {
     Raw v;

@@ -90,6 +90,7 @@ struct DotWidened {
   static constexpr int kTileVectors = 4;
   static constexpr int kMaxRows = 2;
   static constexpr int kMaxLoneRows = kMaxRows;
+  static constexpr int kLeastUnpackedRows = 0;
 
   static OCTAVO_INLINE Raw load_raw(const std::uint8_t* p) { return vld1q_u8(p); }
   static OCTAVO_INLINE W all(Raw v) { return v; }

@@ -70,6 +70,8 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
         num_scheduled_tokens: request id → tokens to compute now (drafts included); its order is
             the batch's order.
         scheduled_drafts: request id → draft token ids at the end of its scheduled tokens.
+        scheduled_encoder_inputs: request id → which of its inputs to encode now; empty until there
+            are images.
         samples: ids of the requests whose last scheduled token is their last known one: they get
             a token sampled in this step.
         finished_request_ids: ended since the last step; each id is sent once. A worker may not

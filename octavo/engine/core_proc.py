@@ -170,8 +170,9 @@ class CoreProcess:
                 self._sockets.send(index, _called(core, message))
             elif isinstance(message, wire.Attach) and index != _OWNER:
                 self._attach(core, index)
-            elif isinstance(message, wire.Shutdown) and index == _OWNER:
-                self._stopping.set()
+            elif isinstance(message, wire.Shutdown):
+                if index == _OWNER:  # the others say it at their own end
+                    self._stopping.set()
             else:
                 logger.warning("an unexpected %s was dropped", type(message).__name__)
 

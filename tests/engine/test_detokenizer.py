@@ -230,6 +230,11 @@ class TestStopStrings:
         ]
         assert held == max(may_match)
 
+    def test_what_follows_a_stop_that_does_not_count_yet_may_begin_one(self) -> None:
+        params = SamplingParams(stop="xy", min_tokens=1)
+        deltas, _, found = run([b"xyx", b"y"], params)
+        assert ("".join(deltas), found) == ("xy", "xy")
+
     def test_held_text_is_shown_before_an_end_token(self) -> None:
         detokenizer = Detokenizer(ByteTokenizer(), SamplingParams(stop="xyz"))
         assert detokenizer.push([97, 120, 121]).text == "a"

@@ -13,11 +13,11 @@ from octavo.contracts.tensor import DType, HostTensor
 from octavo.contracts.weight_format import WeightFormat
 from octavo.errors import KernelError
 from octavo.kernels.cpu import CpuBackend
-from octavo.kernels.ops import Activation, Ops, Weight
+from octavo.kernels.ops import Activation, HeadShape, Ops, Weight
 from octavo.kernels.torch_quantized import quantize_row, round_weight
 from octavo.quant.gguf import smallest_format
 from tests.kernels.blocks import BLOCK_DTYPES, random_blocks
-from tests.kernels.cpu_steps import gathered, randn, run_rows, tensor
+from tests.kernels.cpu_steps import gathered, make_cache, randn, run_rows, tensor
 
 TIERS = [t for t in CpuBackend(DType.F32, 1).isa_tiers if t != "avx512_bf16"]  # adds none of this
 BACKENDS = {(tier, n): CpuBackend(DType.F32, n, isa=tier) for tier in TIERS for n in (1, 2, 3)}
@@ -94,6 +94,28 @@ def test_every_number_of_rows_about_a_tile(tier: str, format: WeightFormat) -> N
         whole = linear_rows(backend, weight, x)
         for rows in range(1, 10):
             assert np.array_equal(linear_rows(backend, weight, x[-rows:]), whole[-rows:])
+
+
+@pytest.mark.parametrize("format", [f for f in QUANTIZED if f.value.startswith("int4")])
+def test_panels_unpacked_for_many_rows(format: WeightFormat) -> None:
+    """Where K takes several parts, rows more than one pass, and heads more than one panel."""
+    heads = HeadShape(num_heads=1, num_kv_heads=1, head_dim=64)
+    tensor = source_of(format, np.random.default_rng(8), 3 * heads.head_dim, 1100)
+    x = randn(9, 300, tensor.shape[1])
+    for threads in (1, 2):
+        backend = BACKENDS[TIERS[-1], threads]
+        weight = backend.pack_linear([tensor], format=format)
+        kv = make_cache(backend, heads).layer("layer")
+
+        def forward(ops: Ops, weight=weight, kv=kv) -> None:
+            act = ops.input("x", x.shape[1])
+            ops.output("linear", ops.linear(act, weight))
+            ops.output("q", ops.qkv_rope_store(act, weight, kv, heads, None))
+
+        many, sixteen, few = (run_rows(backend, forward, {"x": x[-rows:]}) for rows in (300, 16, 5))
+        for name, rows in many.items():
+            assert np.array_equal(rows[-16:], sixteen[name])
+            assert np.array_equal(rows[-5:], few[name])
 
 
 @all_tiers

@@ -170,11 +170,11 @@ class LineRunner:
     async def _has_pending(self, lines: Iterator[Line]) -> bool:
         """Whether there is a line to begin, now that those are known that have to come again."""
         while self._failure is None:
+            if not self._pending:
+                self._pending.extend(await asyncio.to_thread(_take, lines))
             if self._is_refused:
                 self._is_refused = False
                 await asyncio.sleep(RETRY_SECONDS)
-            if not self._pending:
-                self._pending.extend(await asyncio.to_thread(_take, lines))
             if self._pending or not self._tasks:
                 break
             await asyncio.wait(set(self._tasks), return_when=asyncio.FIRST_COMPLETED)

@@ -147,6 +147,17 @@ CASES = {
         "Hm.",
         "granite",
     ),
+    "white space around reasoning": Case(
+        None, "<think>Hm \n</think>\n\nYes", [], "Yes", "Hm", "qwen3"
+    ),
+    "white space behind reasoning": Case("pythonic", "<think>Hm</think> \n", [], "", "Hm", "qwen3"),
+    "a list in reasoning": Case(
+        *("pythonic", "[get_time()] no</think>Yes", [], "Yes", "[get_time()] no"),
+        *("deepseek_r1", "<think>"),
+    ),
+    "a word behind reasoning": Case(
+        "phi4_mini_json", "<think>a</think>functools wraps", [], "functools wraps", "a", "qwen3"
+    ),
     "reasoning alone": Case(None, "<think>Hm", [], "", "Hm", "qwen3"),
     "no reasoning": Case(None, "Hm </thi", [], "Hm </thi", "", "qwen3"),
     "granite": Case(
@@ -204,6 +215,7 @@ CASES = {
         "mistral", "[TOOL_CALLS]get_time[CALL_ID]abcdefghi[ARGS]{}", [TIME]
     ),
     "mistral, spaces": Case("mistral", "[TOOL_CALLS] get_time [ARGS] {}", [TIME]),
+    "mistral, no name": Case("mistral", "[TOOL_CALLS] a b{}", content="[TOOL_CALLS] a b{}"),
     "deepseek v3": Case(
         "deepseek_v3",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
@@ -217,6 +229,12 @@ CASES = {
         '{"city": "Paris", "days": 2}<｜tool▁call▁end｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>'
         "{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         [PARIS, TIME],
+    ),
+    "deepseek v3.1, no arguments": Case(
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>now",
+        [TIME],
+        "now",
     ),
     "deepseek v3.1, a call and none": Case(
         "deepseek_v31",
@@ -393,6 +411,11 @@ LONG = {  # longer than what joins a section's buffer at once
         '<tool_call>{"name": "get_time"}</tool_call>' + "x" * CHUNK_CHARS,
         [TIME],
         "x" * CHUNK_CHARS,
+    ),
+    "a value that is nested too deep": Case(
+        "qwen3_coder",
+        f"<tool_call><function=get_weather><parameter=days>{'[' * 5000}</parameter></function>",
+        [("get_weather", {"days": "[" * 5000})],
     ),
     "a name in white space": Case(
         "kimi_k2",

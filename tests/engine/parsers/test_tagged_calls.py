@@ -111,3 +111,11 @@ def test_values(key: str, text: str, value: object) -> None:
 def test_tags(text: str, calls: list[dict[str, Any]], content: str) -> None:
     """sglang#15135: what is missing is made up for."""
     check(case(text, *calls, content=content))
+
+
+def test_a_function_without_a_schema() -> None:
+    tools: list[dict[str, object]] = [
+        {"type": "function", "function": {"name": "f", "parameters": None}}
+    ]
+    text = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
+    check(Case("qwen3_coder", text, [("f", {"a": "1"})], tools=tools))

@@ -11,15 +11,10 @@ from typing import Any
 from openai import AsyncOpenAI
 from openai.types import Batch
 
-from tests.entrypoints.openai.harness import MODEL, Running
+from tests.entrypoints.openai.harness import MODEL
 
 CHAT = "/v1/chat/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
-
-
-def client_of(s: Running, key: str = "none") -> AsyncOpenAI:
-    """The official client."""
-    return AsyncOpenAI(base_url=s.url + "/v1", api_key=key, max_retries=0)
 
 
 def chat_line(custom_id: str, content: str, **fields: Any) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.entrypoints.batches.batch_lab import client_of, create, say_lines, until
+from tests.entrypoints.batches.batch_lab import create, say_lines, until
 from tests.entrypoints.openai.harness import serving
+from tests.entrypoints.openai.official_client import client_of
 from tests.entrypoints.openai.test_openapi import check_reply, operation
 
 

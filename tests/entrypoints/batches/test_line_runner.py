@@ -144,6 +144,90 @@ async def test_the_first_failure_ends_it(where: str) -> None:
     assert slots.num_running == 0
 
 
+async def test_the_failure_that_came_first_is_told_and_nothing_begins_behind_it() -> None:
+    answered: list[int] = []
+
+    async def answer(line: Line) -> LineResult:
+        answered.append(line.number)
+        if line.number < 3:
+            await asyncio.sleep(0.01 * line.number)
+            raise RuntimeError(f"line {line.number} is broken")
+        return result_of(line)
+
+    async def commit(results: Sequence[LineResult]) -> None:
+        pass
+
+    slots = LineSlots(2)
+    with pytest.raises(RuntimeError, match="line 1 is broken"):
+        await LineRunner(answer, commit, slots).run(iter(lines(9)))
+    assert answered == [1, 2]
+    assert slots.num_running == 0
+
+
+async def test_files_are_not_read_far_ahead() -> None:
+    read: list[int] = []
+    gate = asyncio.Event()
+
+    async def answer(line: Line) -> LineResult:
+        await gate.wait()
+        return result_of(line)
+
+    async def commit(results: Sequence[LineResult]) -> None:
+        pass
+
+    large = (read.append(line.number) or line for line in lines(40, size=2**19))
+    task = asyncio.create_task(LineRunner(answer, commit, LineSlots(1)).run(large))
+    await eventually(lambda: read)
+    await asyncio.sleep(0.02)
+    assert len(read) == 2  # of half a MiB each
+    gate.set()
+    await task
+    assert len(read) == 40
+
+
+async def test_who_is_refused_waits_before_trying_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.entrypoints.batches.line_runner.RETRY_SECONDS", 0.05)
+    loop = asyncio.get_running_loop()
+    opens_at = loop.time() + 0.12
+    num_tries = 0
+
+    async def answer(line: Line) -> LineResult:
+        nonlocal num_tries
+        num_tries += 1
+        if loop.time() < opens_at:
+            raise NotNowError
+        return result_of(line)
+
+    async def commit(results: Sequence[LineResult]) -> None:
+        pass
+
+    await LineRunner(answer, commit, LineSlots(1)).run(iter(lines(1)))
+    assert 2 <= num_tries <= 4, "at 0, 0.05, 0.1 and 0.15 s"
+
+
+async def test_what_is_being_stored_when_it_is_cancelled_is_stored() -> None:
+    stored: list[int] = []
+    storing, gate = asyncio.Event(), asyncio.Event()
+
+    async def answer(line: Line) -> LineResult:
+        return result_of(line)
+
+    async def commit(results: Sequence[LineResult]) -> None:
+        storing.set()
+        await gate.wait()
+        stored.extend(r.number for r in results)
+
+    task = asyncio.create_task(LineRunner(answer, commit, LineSlots(1)).run(iter(lines(3))))
+    await storing.wait()
+    task.cancel()
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stored == [1]
+
+
 async def test_cancelling_leaves_lines_in_flight_undone() -> None:
     slots = LineSlots(4)
     stored: list[int] = []

@@ -11,7 +11,6 @@ import pytest
 from tests.entrypoints.batches.batch_lab import (
     CHAT,
     chat_line,
-    client_of,
     content_of,
     create,
     jsonl,
@@ -21,6 +20,7 @@ from tests.entrypoints.batches.batch_lab import (
 )
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import MODEL, serving
+from tests.entrypoints.openai.official_client import client_of
 
 
 async def test_files(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from octavo.entrypoints.batches.store import Store
 from octavo.entrypoints.openai.config import ServerConfig
 from tests.entrypoints.batches.batch_lab import (
     chat_line,
-    client_of,
     content_of,
     create,
     said,
@@ -29,6 +28,7 @@ from tests.entrypoints.batches.batch_lab import (
 )
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.openai.harness import eventually, serving
+from tests.entrypoints.openai.official_client import client_of
 
 
 def classes_in(engine: FakeEngine) -> list[ServiceClass]:

@@ -11,36 +11,14 @@ from octavo.contracts.answer_events import Content, Reasoning
 from octavo.entrypoints.openai.answers import TokenLogprob, Usage
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.responses.builder import ResponseBuilder
-from octavo.entrypoints.responses.protocol import Response
+from tests.entrypoints.responses.responses_lab import empty_response
 
 USAGE = Usage(prompt_tokens=3, completion_tokens=4, total_tokens=7)
 
 
 def begun(status: str = "in_progress") -> ResponseBuilder:
     """One that has said nothing yet."""
-    response = Response(
-        id="resp_1",
-        created_at=1,
-        status=status,
-        background=False,
-        instructions=None,
-        max_output_tokens=None,
-        metadata={},
-        model="m",
-        output=[],
-        parallel_tool_calls=True,
-        previous_response_id=None,
-        reasoning={},
-        store=True,
-        temperature=1.0,
-        text={},
-        tool_choice="auto",
-        tools=[],
-        top_logprobs=0,
-        top_p=1.0,
-        user=None,
-    )
-    builder = ResponseBuilder(response, None)
+    builder = ResponseBuilder(empty_response("resp_1", status), None)
     builder.begin()
     return builder
 

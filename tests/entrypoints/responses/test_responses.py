@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from openai import AsyncOpenAI
 
 from tests.entrypoints.openai.fake_engine import FakeEngine
-from tests.entrypoints.openai.harness import MODEL, Running, eventually, serving
+from tests.entrypoints.openai.harness import MODEL, eventually, serving
+from tests.entrypoints.openai.official_client import client_of
+from tests.entrypoints.responses.responses_lab import (
+    both,
+    check_events,
+    said,
+)
 
 TOOLS: list[Any] = [
     {
@@ -34,72 +37,6 @@ TOOLS: list[Any] = [
 def hermes(name: str, **arguments: Any) -> str:
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
-
-
-def client_of(s: Running, key: str = "none") -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=s.url + "/v1", api_key=key, max_retries=0)
-
-
-def said(text: str, /, **fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "input": "SAY:" + text, **fields}
-
-
-def without_ids(value: Any) -> Any:
-    """A response but for what differs from one making to the next."""
-    changing = {"id", "call_id", "created_at", "completed_at", "input_tokens_details"}
-    if isinstance(value, dict):
-        return {k: without_ids(v) for k, v in value.items() if k not in changing}
-    return [without_ids(item) for item in value] if isinstance(value, list) else value
-
-
-async def both(client: AsyncOpenAI, body: dict[str, Any]) -> Any:
-    """A whole response, which its stream must add up to."""
-    whole = await client.responses.create(**body)
-    stream = await client.responses.create(**body, stream=True)
-    events = [event async for event in stream]
-    check_events(events)
-    assert without_ids(events[-1].response.model_dump()) == without_ids(whole.model_dump())
-    return whole
-
-
-def check_events(events: list[Any]) -> None:
-    """The order of a stream's events, and that the pieces add up to what is done."""
-    assert [e.sequence_number for e in events] == list(range(len(events)))
-    kinds = [e.type.removeprefix("response.") for e in events]
-    assert kinds[0] == "created"
-    assert kinds[1 + (kinds[1] == "queued")] == "in_progress"
-    last = events[-1].response
-    assert kinds[-1] == last.status
-    open_item: Any = None
-    text = ""
-    done = []
-    for event in events:
-        kind = event.type.removeprefix("response.")
-        if kind == "output_item.added":
-            assert open_item is None
-            assert event.output_index == len(done)
-            assert event.item.status == "in_progress"
-            assert not (
-                event.item.arguments if event.item.type == "function_call" else event.item.content
-            )
-            open_item, text = event.item, ""
-        elif kind == "content_part.added":
-            assert event.part.text == ""
-        elif kind.endswith(".delta"):
-            assert event.item_id == open_item.id
-            text += event.delta
-        elif kind.endswith(".done"):
-            assert event.output_index == len(done)
-            if kind == "output_item.done":
-                assert event.item.id == open_item.id
-                done.append(event.item)
-                open_item = None
-            elif kind == "content_part.done":
-                assert event.part.text == text
-            else:
-                assert (event.arguments if "arguments" in kind else event.text) == text
-    assert open_item is None
-    assert [i.model_dump() for i in done] == [i.model_dump() for i in last.output]
 
 
 async def test_text_and_what_is_said_of_it() -> None:
@@ -300,113 +237,6 @@ async def test_only_the_key_that_made_it_sees_a_response() -> None:
         assert (await a.responses.retrieve(response.id)).output_text == "secret"
 
 
-async def test_nothing_comes_after_the_last_event() -> None:
-    """A client that has lost but the end of the connection asks for what comes then."""
-    async with serving() as s, client_of(s) as client:
-        response = await client.responses.create(**said("a", background=True))
-        await eventually(lambda: s.server.in_flight == 0)
-        path = f"/v1/responses/{response.id}?stream=true"
-        last = (await s.get(path)).body.count(b"event: ") - 1
-        reply = await s.get(f"{path}&starting_after={last}")
-        assert (reply.status, reply.body) == (200, b"")
-        assert reply.headers["content-type"].startswith("text/event-stream")
-
-
-async def test_a_key_has_no_more_in_the_background_than_it_may(tmp_path: Path) -> None:
-    keys = tmp_path / "keys.json"
-    keys.write_text('{"keys": [{"name": "me", "key": "k", "max_concurrent_requests": 1}]}')
-    keys.chmod(0o600)
-    engine = FakeEngine()
-    engine.gate.clear()
-    async with serving(engine, api_key_file=str(keys)) as s, client_of(s, "k") as client:
-        first = await client.responses.create(**said("a", background=True))
-        with pytest.raises(openai.RateLimitError, match="in the background"):
-            await client.responses.create(**said("b", background=True))
-        assert (await client.responses.retrieve(first.id)).status == "in_progress"
-        engine.gate.set()
-        await eventually(lambda: s.server.in_flight == 0)
-        second = await client.responses.create(**said("c", background=True))
-        await eventually(lambda: s.server.in_flight == 0)
-        assert (await client.responses.retrieve(second.id)).output_text == "c"
-
-
-async def test_a_background_response_goes_on_without_its_client() -> None:
-    engine = FakeEngine(step_seconds=0.001)
-    engine.gate.clear()
-    async with serving(engine) as s, client_of(s) as client:
-        response = await client.responses.create(**said("made later", background=True))
-        assert (response.status, response.output) == ("queued", [])
-        with pytest.raises(openai.ConflictError, match="still being made"):
-            await client.responses.create(**said("x", previous_response_id=response.id))
-        engine.gate.set()
-        await eventually(lambda: s.server.in_flight == 0)
-        response = await client.responses.retrieve(response.id)
-        assert (response.status, response.output_text) == ("completed", "made later")
-        assert response.background is True
-
-
-async def test_a_background_stream_resumes_where_it_broke_off() -> None:
-    """No event is lost or repeated, wherever the first reader left."""
-    engine = FakeEngine(step_seconds=0.001)
-    async with serving(engine) as s, client_of(s) as client:
-        for leave_at in (0, 1, 3, 7):
-            stream = await client.responses.create(
-                **said("0123456789", background=True), stream=True
-            )
-            events: list[Any] = []
-            async for event in stream:
-                events.append(event)
-                if event.sequence_number == leave_at:
-                    break
-            await stream.close()
-            rest = await client.responses.retrieve(
-                events[0].response.id, stream=True, starting_after=leave_at
-            )
-            events += [event async for event in rest]
-            check_events(events)
-            assert events[-1].response.output_text == "0123456789"
-            whole = await client.responses.retrieve(events[0].response.id, stream=True)
-            assert [e.to_json() async for e in whole] == [e.to_json() for e in events]
-        sync = await client.responses.create(**said("x"))
-        with pytest.raises(openai.BadRequestError, match="in the background"):
-            await client.responses.retrieve(sync.id, stream=True)
-
-
-async def test_a_background_stream_has_one_place_in_the_queue_until_its_first_token() -> None:
-    engine = FakeEngine(step_seconds=0.001)
-    engine.gate.clear()
-    async with serving(engine, max_num_queued_reqs=1) as s, client_of(s) as client:
-        stream = await client.responses.create(**said("x" * 300, background=True), stream=True)
-        await eventually(lambda: engine.num_unfinished)
-        assert s.server.admission.num_reqs == 1
-        engine.gate.set()
-        await eventually(lambda: s.server.admission.num_reqs == 0)
-        assert s.server.in_flight
-        events: list[Any] = [event async for event in stream]
-        assert events[-1].response.output_text == "x" * 300
-
-
-async def test_cancelling() -> None:
-    engine = FakeEngine(step_seconds=0.001)
-    async with serving(engine) as s, client_of(s) as client:
-        response = await client.responses.create(model=MODEL, input="count", background=True)
-        await eventually(lambda: engine.stats().generation_tokens > 5)
-        cancelled = await client.responses.cancel(response.id)
-        assert cancelled.status == "cancelled"
-        assert cancelled.output_text.startswith("one t")
-        await eventually(lambda: engine.is_idle)
-        again = await client.responses.cancel(response.id)
-        assert again.model_dump() == cancelled.model_dump()
-        sync = await client.responses.create(**said("x"))
-        with pytest.raises(openai.BadRequestError):
-            await client.responses.cancel(sync.id)
-        running = await client.responses.create(model=MODEL, input="count", background=True)
-        await client.responses.delete(running.id)
-        await eventually(lambda: engine.is_idle)
-        with pytest.raises(openai.NotFoundError):
-            await client.responses.retrieve(running.id)
-
-
 async def test_failures() -> None:
     async with serving() as s, client_of(s) as client:
         with pytest.raises(openai.InternalServerError, match="met an error"):
@@ -503,13 +333,3 @@ async def test_streams_add_up_however_the_answer_is_made() -> None:
             body = said(text, tools=TOOLS, max_output_tokens=rng.choice([5, 40, 500]))
             body["extra_body"] = {"stop": "END"} if number % 2 else {}
             await both(client, body)
-
-
-async def test_many_background_responses_at_once() -> None:
-    async with serving(FakeEngine(max_num_seqs=4)) as s, client_of(s) as client:
-        responses = await asyncio.gather(
-            *(client.responses.create(**said(str(i), background=True)) for i in range(40))
-        )
-        await eventually(lambda: s.server.in_flight == 0)
-        texts = [(await client.responses.retrieve(r.id)).output_text for r in responses]
-        assert texts == [str(i) for i in range(40)]

@@ -7,32 +7,13 @@ import asyncio
 import pytest
 
 from octavo.entrypoints.openai.errors import APIError
-from octavo.entrypoints.responses.protocol import FunctionCallItem, Response
+from octavo.entrypoints.responses.protocol import FunctionCallItem
 from octavo.entrypoints.responses.store import ResponseStore, StoredResponse
+from tests.entrypoints.responses.responses_lab import empty_response
 
 
 def entry(response_id: str, *, size: int = 0, key: str | None = None) -> StoredResponse:
-    response = Response(
-        id=response_id,
-        created_at=0,
-        status="completed",
-        background=False,
-        instructions=None,
-        max_output_tokens=None,
-        metadata={},
-        model="m",
-        output=[],
-        parallel_tool_calls=True,
-        previous_response_id=None,
-        reasoning={},
-        store=True,
-        temperature=1.0,
-        text={},
-        tool_choice="auto",
-        tools=[],
-        top_logprobs=0,
-        top_p=1.0,
-    )
+    response = empty_response(response_id, "completed")
     return StoredResponse(key=key, response=response, input_items=b"x" * size, earlier_items=b"[]")
 
 
