@@ -36,7 +36,7 @@ from octavo.entrypoints.openai.answers import (
 )
 from octavo.entrypoints.openai.config import NO_PARSER, ServerConfig
 from octavo.entrypoints.openai.structured import structured_outputs
-from octavo.entrypoints.openai.tool_choice import chosen_tools, forced_calls, forced_name
+from octavo.entrypoints.openai.tool_choice import chosen_tools, forced_name, forces_call
 from octavo.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def answer_parsing(request: ChatCompletionRequest, model: ServedModel) -> Answer
     tools = chosen_tools(request)
     formats = model.formats
     prefill = _prefill(request)
-    forced = forced_calls(request) is not None
+    forced = forces_call(request)
     name = forced_name(request)
     grammar = structured_outputs(request)
     is_json = grammar is not None and grammar.kind in ("json", "json_object")

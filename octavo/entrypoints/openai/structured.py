@@ -7,7 +7,7 @@ from typing import Any
 from octavo.contracts.structured_outputs import StructuredOutputsParams
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, GenerationRequest
-from octavo.entrypoints.openai.tool_choice import forced_calls, leniently
+from octavo.entrypoints.openai.tool_choice import forced_calls, forces_call, leniently
 from octavo.errors import RequestError, shown
 
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
@@ -54,7 +54,7 @@ def grammar_field(request: GenerationRequest, format_field: str) -> str:
     Args:
         format_field: how the API calls `response_format`.
     """
-    if isinstance(request, ChatCompletionRequest) and forced_calls(request) is not None:
+    if isinstance(request, ChatCompletionRequest) and forces_call(request):
         return "tools"
     return format_field if request.structured_outputs is None else "structured_outputs"
 

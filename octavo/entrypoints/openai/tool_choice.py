@@ -115,6 +115,11 @@ def forced_name(request: ChatCompletionRequest | TokenizeRequest) -> str | None:
     return _function_name(choice)
 
 
+def forces_call(request: ChatCompletionRequest) -> bool:
+    """Whether `tool_choice` forces a call. Raises APIError: it is none of its values."""
+    return _choice_of(request)[0] == "required"
+
+
 def forced_calls(request: ChatCompletionRequest) -> StructuredOutputsParams | None:
     """What the answer must be where `tool_choice` forces a call, else None.
 
@@ -122,7 +127,7 @@ def forced_calls(request: ChatCompletionRequest) -> StructuredOutputsParams | No
         APIError: as `chosen_tools`; or another field asks for another grammar.
     """
     tools = chosen_tools(request)
-    if _choice_of(request)[0] != "required":
+    if not forces_call(request):
         return None
     other = next(
         (n for n in ("response_format", "structured_outputs") if getattr(request, n) is not None),

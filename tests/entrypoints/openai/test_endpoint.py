@@ -206,7 +206,7 @@ async def test_many_bodies_at_once() -> None:
 
 
 async def test_a_body_is_not_kept_while_the_answer_is_made() -> None:
-    async with serving() as s:
+    async with serving(FakeEngine(step_seconds=0.001)) as s:
         task = asyncio.ensure_future(s.completion("count", max_tokens=500, user="x" * 10_000))
         await eventually(lambda: not s.engine.is_idle)
         assert s.server.admission.num_body_bytes == 0
