@@ -28,6 +28,9 @@ OCTAVO_INLINE void gemm_unpacked(const G& g, const GemmRange& r, int group, cons
 
   for (int m0 = r.row_begin; m0 < r.row_end; m0 += row_block) {
     const int m1 = m0 + row_block < r.row_end ? m0 + row_block : r.row_end;
+    if (m1 - m0 < G::kMaxRows) {  // the last ones, too few for the tile that unpacks
+      return gemm_as_stored(g, {m0, m1, r.panel_begin, r.panel_end}, group, task, epilogue);
+    }
     for (int p0 = r.panel_begin; p0 < r.panel_end; p0 += group) {
       const int panels = p0 + group < r.panel_end ? group : r.panel_end - p0;
       for (int p = p0; p < p0 + panels; ++p) {

@@ -69,7 +69,7 @@ def alive(tiny: LLM) -> Iterator[LLM]:
         ([[10**400]], {}),
         ([[TINY_VOCAB]], {}),
         ([[-1]], {}),
-        ({"prompt": "x", "prompt_token_ids": [1]}, {}),
+        ({"prompt": 7, "prompt_token_ids": [1]}, {}),
         ({"prompt": "x", "multi_modal_data": {}}, {}),
         ({"prompt": None}, {}),
         ({"prompt_token_ids": "abc"}, {}),

@@ -224,8 +224,12 @@ def test_case_17_extremes_in_one_batch(smollm2: LLM) -> None:
 
 
 def test_a_request_that_excludes_all_tokens_fails_alone(tiny: LLM) -> None:
+    """Before it runs where no token may come first, otherwise when it gets there."""
     (letter,) = tiny.get_tokenizer().encode("A")
-    impossible = {"allowed_token_ids": [letter], "bad_words": ["A"]}
+    refused = SamplingParams(allowed_token_ids=[letter], bad_words=["A"])
+    with pytest.raises(RequestError, match="allow more tokens"):
+        tiny.generate("same", refused)
+    impossible = {"allowed_token_ids": [letter], "bad_words": ["AA"]}
     params = [
         SamplingParams(temperature=0.0, max_tokens=4),
         SamplingParams(temperature=1.0, seed=1, max_tokens=4, **impossible),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -70,10 +71,12 @@ def make_step(
 def run_rows(
     backend: CpuBackend, forward: Callable[[Ops], None], extra: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Capture and replay a forward that needs no more than rows; taps as float32 copies."""
-    rows = len(next(iter(extra.values())))
-    graph = backend.capture(forward, LIMITS)
-    taps = graph.replay(make_step([(0, rows)], extra=extra))
+    """Capture and replay a forward that needs no more than rows, as requests of up to 600; taps as
+    float32 copies."""
+    rows, most = len(next(iter(extra.values()))), LIMITS.max_tokens
+    graph = backend.capture(forward, replace(LIMITS, max_tokens=max(rows, most)))
+    queries = [(0, min(most, rows - begin)) for begin in range(0, rows, most)]
+    taps = graph.replay(make_step(queries, extra=extra))
     return {name: np.array(backend.to_numpy(tap)) for name, tap in taps.items()}
 
 

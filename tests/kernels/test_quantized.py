@@ -118,6 +118,18 @@ def test_panels_unpacked_for_many_rows(format: WeightFormat) -> None:
             assert np.array_equal(rows[-5:], few[name])
 
 
+@pytest.mark.parametrize(("rows", "size"), [(1849, 1984), (2601, 2016)], ids=["16", "8"])
+@pytest.mark.parametrize("format", [f for f in QUANTIZED if f.value.startswith("int4")])
+def test_a_last_pass_of_one_row(format: WeightFormat, rows: int, size: int) -> None:
+    """One row more than whole passes, where a group of activations comes with so many bytes."""
+    tensor = source_of(format, np.random.default_rng(8), 32, size)
+    x = randn(9, rows, tensor.shape[1])
+    backend = BACKENDS[TIERS[-1], 1]
+    weight = backend.pack_linear([tensor], format=format)
+    whole = linear_rows(backend, weight, x)
+    assert np.array_equal(linear_rows(backend, weight, x[-5:]), whole[-5:])
+
+
 @all_tiers
 @pytest.mark.parametrize("groups", [6, 5], ids=["whole groups per thread", "cut groups"])
 def test_threads_round_what_they_have_written(tier: str, groups: int) -> None:

@@ -42,7 +42,7 @@ async def test_a_content_that_is_lost_in_mid_batch(lost: str, tmp_path: Path) ->
     engine = FakeEngine(step_seconds=0.002)
     options = {"batch_dir": str(tmp_path), "max_batch_lines_in_flight": 2}
     async with serving(engine, **options) as s, client_of(s) as client:
-        batch = await create(client, say_lines(40))
+        batch = await create(client, say_lines(400))
         batches = s.server.batches
         assert batches is not None
         await eventually(lambda: batches.num_finished["completed"] > 3)
